@@ -1,0 +1,178 @@
+"""What holds of the package as a whole: its names, the direction of its imports, its files."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import eyeline
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "eyeline"
+
+# A module imports only modules that stand before it. `integrations` belongs to `seen`.
+ORDER = [
+    "errors",
+    "visibility",
+    "masks",
+    "biases",
+    "problem",
+    "backends",
+    "lazy",
+    "api",
+    "functional",
+    "readings",
+    "tokens",
+    "integrations",
+    "seen",
+    "models",
+    "glossary",
+    "looking",
+    "views",
+    "cli",
+]
+
+# What `import eyeline` must not load: these take seconds, or are not needed to compute.
+HEAVY = ("transformers", "rich", "typer", "matplotlib", "tokenizers", "gguf", "onnx", "IPython")
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+PUBLIC_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".svg", ".css", ".html", ".js"}
+MOST_LINES = 500
+MOST_NAMES = 16
+
+
+def public_files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\0")
+    return [ROOT / name for name in listed if name and (ROOT / name).is_file()]
+
+
+def unit(path: Path) -> str:
+    """The name in ORDER that a file belongs to: a module or a folder of the package."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every unit of eyeline that a file imports, anywhere in it."""
+    package = ("eyeline", *path.relative_to(PACKAGE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            base += node.module.split(".") if node.module else []
+            # `from eyeline import masks` names a module, `from eyeline.masks import causal` none
+            names = [".".join([*base, alias.name]) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "eyeline" and len(parts) > 1:
+                yield parts[1]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path):
+    own = unit(path)
+    if own == "__init__":  # the door itself
+        return
+    assert own in ORDER, f"{own} has no place in the import order"
+    for name in imported(path):
+        assert name in ORDER, f"{path.name} imports eyeline.{name}, which is no module"
+        if name == "integrations":
+            assert own in {"seen", "integrations"}, f"{path.name} reaches into integrations"
+        assert ORDER.index(name) <= ORDER.index(own), f"{path.name} imports {name}, after it"
+
+
+def test_import_is_light():
+    code = (
+        "import sys, eyeline; eyeline.__all__; "
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_few_names():
+    assert len(set(eyeline.__all__)) == len(eyeline.__all__) <= MOST_NAMES
+    assert set(eyeline.__all__) <= set(dir(eyeline))
+
+
+@pytest.mark.parametrize("name", eyeline.__all__)
+def test_every_name_has_an_example_that_shows_a_number(name):
+    named = getattr(eyeline, name)
+    if name == "dense_limit":  # a number has no docstring of its own: the module's shows it
+        text = eyeline.__doc__ or ""
+        assert name in text
+    else:
+        text = named.__doc__ or ""
+    examples = doctest.DocTestParser().get_examples(text)
+    assert examples, f"eyeline.{name} has no example"
+    assert any(re.search(r"\d", example.want) for example in examples), f"{name} shows no number"
+    assert "+SKIP" not in text
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    test = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
+    failed, attempted = doctest.DocTestRunner(optionflags=flags).run(test)
+    assert attempted
+    assert not failed
+
+
+def test_modules_are_not_named_like_functions():
+    modules = {path.stem for path in MODULES} - {"__init__"}
+    public = set(eyeline.__all__)
+    for name in ("masks", "biases", "readings", "functional", "models", "errors"):
+        public |= set(importlib.import_module(f"eyeline.{name}").__all__)
+    assert not modules & public
+
+
+def test_every_module_says_what_it_is():
+    silent = [str(p) for p in MODULES if not ast.get_docstring(ast.parse(p.read_text("utf-8")))]
+    assert not silent
+
+
+def test_files_stay_short():
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in public_files()
+        if path.suffix in {".py", ".md", ".css", ".js"}
+        and (count := len(path.read_text("utf-8").splitlines())) > MOST_LINES
+    }
+    assert not long, "split by concept"
+
+
+def test_public_files_name_no_machine_and_no_registry():
+    # Spelled in pieces so that this file does not hold what it forbids.
+    words = ["/wo" + "rk/", "/tmp/e" + "xp", "/opt/wh" + "eels", "/ro" + "ot/"]
+    words += ["pypi" + ".org", "python" + "hosted", "npmjs" + ".", "download.py" + "torch"]
+    words += ["TO" + "DO", "FIX" + "ME"]
+    found = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in public_files()
+        if path.suffix in PUBLIC_SUFFIXES or path.name in {"Makefile", "run"}
+        for word in words
+        if word in path.read_text("utf-8")
+    ]
+    assert not found
+
+
+def test_no_catch_all_modules():
+    assert not {path.stem for path in MODULES} & {"utils", "util", "helpers", "common", "misc"}
+
+
+def test_version_is_stated_once_and_is_the_installed_one():
+    stated = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+    assert stated is not None
+    assert f"## {stated[1]}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
