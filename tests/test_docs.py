@@ -104,10 +104,11 @@ def test_links_lead_somewhere(path):
 
 def helped(command: str) -> str:
     """What `eyeline COMMAND --help` prints, plain, 80 columns wide."""
-    arguments = [sys.executable, "-m", "eyeline.cli", *command.split("-"), "--help"]
+    start = "import sys; sys.argv[0] = 'eyeline'; from eyeline.cli import main; main()"
+    arguments = [sys.executable, "-c", start, *command.split(), "--help"]
     plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
     done = subprocess.run(
-        [a for a in arguments if a],
+        arguments,
         env={**os.environ, **plain},
         capture_output=True,
         text=True,
