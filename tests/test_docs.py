@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import io
 import json
@@ -25,13 +24,13 @@ from types import ModuleType
 import pytest
 
 import eyeline
+from tests.test_package import SUBMODULES, public_names
 
 ROOT = Path(__file__).resolve().parent.parent
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
 PAGES = [*READMES, *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = [*PAGES, *(ROOT / name for name in ("DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SUBMODULES = ("masks", "biases", "readings", "functional", "models", "errors")
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
@@ -162,8 +161,7 @@ def test_every_public_name_is_in_the_documents():
     text = (ROOT / "docs" / "api.md").read_text("utf-8")
     names = [f"eyeline.{name}" for name in eyeline.__all__]
     for module in SUBMODULES:
-        found = importlib.import_module(f"eyeline.{module}")
-        names += [f"eyeline.{module}.{name}" for name in found.__all__]
+        names += [f"eyeline.{module}.{name}" for name in public_names(module)]
     missing = [name for name in names if f"`{name}" not in text]
     top = {name.split(".")[-1] for name in names if name.count(".") == 1}
     # What is at the top is documented there, not a second time under its module.
