@@ -91,7 +91,7 @@ class Mask(ABC):
                 words.append(f"#{len(tensors)}")
                 tensors.append(argument)
             else:
-                words.append("-" if argument is None else str(argument))
+                words.append("-" if argument is None else f"{argument}")
         return "(" + " ".join(words) + ")"
 
     @staticmethod
