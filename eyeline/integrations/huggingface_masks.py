@@ -1,0 +1,185 @@
+"""transformers' mask functions, told as eyeline's masks.
+
+transformers describes a mask by a function of (batch, head, query, key) built from a few of its
+own: causal, a window, chunks, packed texts, padding, and their conjunctions. Each is known here by
+the name of the function that built it and by what it closes over. `told` never evaluates one on
+Tq x Tk, so the rule stays O(T); a function it does not know stays untold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import masking_utils
+
+from eyeline.masks import Mask, causal, documents, only, window
+
+_Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A mask as a rule: `mask` None sees everything, unless not `known`.
+
+    `sizes` is (Tq, Tk); `real` bool [B, T] the tokens that are no padding, where queries and keys
+    are the same tokens.
+    """
+
+    sizes: tuple[int, int]
+    known: bool
+    mask: Mask | None = None
+    real: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the queries and keys of a mask stand in the whole text."""
+
+    q_length: int
+    kv_length: int
+    q_offset: int
+    kv_offset: int
+
+    @property
+    def offset(self) -> int | None:
+        """Position of query 0 among the keys; None for eyeline's own alignment at the end."""
+        first = self.q_offset - self.kv_offset
+        return None if first == self.kv_length - self.q_length else first
+
+    def queries(self, vector: Tensor) -> Tensor:
+        return vector[..., self.q_offset : self.q_offset + self.q_length]
+
+    def keys(self, vector: Tensor) -> Tensor:
+        return vector[..., self.kv_offset : self.kv_offset + self.kv_length]
+
+
+class _Untold(Exception):
+    """A mask function that is not one of those known here."""
+
+
+def told(arguments: dict[str, Any]) -> Told:
+    """The rule behind the keyword arguments of a mask function of transformers."""
+    place = _Place(
+        *(int(arguments.get(name, 0)) for name in ("q_length", "kv_length", "q_offset")),
+        int(arguments.get("kv_offset", 0)),
+    )
+    sizes = (place.q_length, place.kv_length)
+    keep = _kept(arguments.get("attention_mask"), place)
+    same = place.q_length == place.kv_length and place.q_offset == place.kv_offset
+    real = keep if same else None
+    function = arguments.get("mask_function", masking_utils.causal_mask_function)
+    try:
+        rule = _both(_rule(function, place), None if keep is None else only(keep))
+    except _Untold:
+        return Told(sizes, known=False, real=real)
+    return Told(sizes, known=True, mask=rule, real=real)
+
+
+def _kept(attention_mask: Tensor | None, place: _Place) -> Tensor | None:
+    """bool [B, Tk] of a 2-D attention mask, with False where it ends too early."""
+    if attention_mask is None or attention_mask.ndim != 2:
+        return None
+    missing = place.kv_offset + place.kv_length - attention_mask.shape[-1]
+    keep = place.keys(pad(attention_mask.bool(), (0, max(missing, 0))))
+    return None if bool(keep.all()) else keep.clone()
+
+
+def _rule(function: _Function, place: _Place) -> Mask | None:
+    parts = _conjuncts(function)
+    if any(_made_by(part) == "packed_sequence_mask_function" for part in parts):
+        # Inside one packed text positions differ as indices do, so the remap says nothing new.
+        parts = [inner for part in parts for inner in _conjuncts(_unmapped(part))]
+    before: int | None = None
+    after: int | None = None
+    others: Mask | None = None
+    for part in parts:
+        name, held = _made_by(part), _held(part)
+        if name == "causal_mask_function":
+            after = _least(after, 0)
+        elif name == "sliding_window_overlay":
+            before = _least(before, held["sliding_window"] - 1)
+        elif name == "sliding_window_bidirectional_overlay":
+            before = _least(before, held["sliding_window"])
+            after = _least(after, held["sliding_window"])
+        elif name == "or_masks":
+            others = _both(others, _any(held["mask_functions"], place))
+        elif name != "bidirectional_mask_function":
+            others = _both(others, _grouped(name, held, place))
+    return _both(_band(before, after, place), others)
+
+
+def _any(functions: tuple[_Function, ...], place: _Place) -> Mask | None:
+    rules = [_rule(function, place) for function in functions]
+    if any(rule is None for rule in rules):  # one of them sees everything
+        return None
+    union = rules[0]
+    for rule in rules[1:]:
+        union = rule if union is None or rule is None else union | rule
+    return union
+
+
+def _band(before: int | None, after: int | None, place: _Place) -> Mask | None:
+    if before is None:
+        if after is None:
+            return None
+        return causal(place.offset) if after == 0 else window(place.kv_length, after, place.offset)
+    # A window that looks ahead without end is one that ends beyond the last key.
+    return window(before, place.kv_length if after is None else after, place.offset)
+
+
+def _grouped(name: str, held: dict[str, Any], place: _Place) -> Mask:
+    if name == "padding_mask_function":
+        return only(place.keys(held["padding_mask"]).clone())
+    if name == "packed_sequence_mask_function":
+        ids = held["packed_sequence_mask"]
+        return documents(place.keys(ids), place.queries(ids))
+    if name == "chunked_overlay":
+        padded = held["left_padding"][:, None]
+        key_at = torch.arange(place.kv_length, device=padded.device) + place.kv_offset
+        query_at = torch.arange(place.q_length, device=padded.device) + place.q_offset
+        size = held["chunk_size"]
+        return documents((key_at - padded) // size, (query_at - padded) // size)
+    raise _Untold(name)
+
+
+def _conjuncts(function: _Function) -> list[_Function]:
+    if _made_by(function) != "and_masks":
+        return [function]
+    return [part for inner in _held(function)["mask_functions"] for part in _conjuncts(inner)]
+
+
+def _unmapped(function: _Function) -> _Function:
+    if _made_by(function) != "remap_positions_for_packed_sequence":
+        return function
+    inner: _Function = _held(function)["mask_function"]
+    return inner
+
+
+def _made_by(function: _Function) -> str:
+    """The function of masking_utils that this one is, or was returned by; "" for any other."""
+    if getattr(function, "__module__", None) != masking_utils.__name__:
+        return ""
+    return str(getattr(function, "__qualname__", "")).split(".")[0]
+
+
+def _held(function: _Function) -> dict[str, Any]:
+    """What a closure closes over, by name."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    if code is None or cells is None:
+        return {}
+    return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+
+
+def _least(one: int | None, other: int) -> int:
+    return other if one is None else min(one, other)
+
+
+def _both(one: Mask | None, other: Mask | None) -> Mask | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
