@@ -20,11 +20,11 @@ class RelativeBias(ABC):
 
     @property
     @abstractmethod
-    def heads(self) -> int | None:
+    def _heads(self) -> int | None:
         """How many heads have a bias of their own; None where all share one."""
 
     @abstractmethod
-    def at(self, distance: Tensor) -> Tensor:
+    def _at(self, distance: Tensor) -> Tensor:
         """The bias [H|1, n] at the distances `j - position(i)`, int64 [n]."""
 
     def lower(
@@ -47,44 +47,49 @@ class RelativeBias(ABC):
         >>> vector, origin  # position(0) = 1: j - position(i) runs from -2 to 1
         (tensor([[-2., -1.,  0., -1.]]), 2)
         """
-        if self.heads not in (None, 1, heads):
+        if self._heads not in (None, 1, heads):
             raise ShapeError(
-                f"The bias has {self.heads} heads and the weights have Hq = {heads}. Give one "
+                f"The bias has {self._heads} heads and the weights have Hq = {heads}. Give one "
                 f"slope or table row per query head, or one for all of them."
             )
         origin = Tq - 1 + (Tk - Tq if offset is None else offset)
         distance = torch.arange(-origin, max(Tq + Tk - 1, 0) - origin, device=device)
-        return self.at(distance).to(dtype), origin
+        return self._at(distance).to(dtype), origin
 
 
 @dataclass(frozen=True, eq=False)
 class Alibi(RelativeBias):
+    """See `alibi`."""
+
     slopes: Tensor | float
 
     @property
-    def heads(self) -> int | None:
-        return self.slopes.shape[0] if isinstance(self.slopes, Tensor) and self.slopes.ndim else None
+    def _heads(self) -> int | None:
+        slopes = self.slopes
+        return slopes.shape[0] if isinstance(slopes, Tensor) and slopes.ndim else None
 
-    def at(self, distance: Tensor) -> Tensor:
+    def _at(self, distance: Tensor) -> Tensor:
         slopes = self.slopes
         if not isinstance(slopes, Tensor):
             slopes = torch.full((), slopes, dtype=torch.float64, device=distance.device)
         # Distances beyond 256 are no bfloat16 numbers, so at least float32 until the product.
         wide = torch.promote_types(slopes.dtype, torch.float32)
         slopes = slopes.to(distance.device, wide).reshape(-1, 1)
-        return -slopes * distance.abs().to(wide)
+        return slopes * (-distance.abs()).to(wide)
 
 
 @dataclass(frozen=True, eq=False)
 class Relative(RelativeBias):
+    """See `relative`."""
+
     table: Tensor
     origin: int
 
     @property
-    def heads(self) -> int | None:
+    def _heads(self) -> int | None:
         return self.table.shape[0] if self.table.ndim == 2 else None
 
-    def at(self, distance: Tensor) -> Tensor:
+    def _at(self, distance: Tensor) -> Tensor:
         entries = (distance + self.origin).clamp(0, self.table.shape[-1] - 1)
         return torch.atleast_2d(self.table).to(distance.device).index_select(1, entries)
 
@@ -104,7 +109,9 @@ def alibi(slopes: Tensor | float) -> RelativeBias:
         if not slopes.is_floating_point():
             raise DtypeError(f"alibi(slopes) takes floats, not {slopes.dtype}.")
         if slopes.ndim > 1:
-            raise ShapeError(f"alibi(slopes) takes one slope per head, [Hq], not {list(slopes.shape)}.")
+            raise ShapeError(
+                f"alibi(slopes) takes one slope per head, [Hq], not {list(slopes.shape)}."
+            )
     return Alibi(slopes)
 
 
@@ -121,7 +128,8 @@ def alibi_slopes(heads: int) -> Tensor:
         raise ShapeError(f"alibi_slopes(heads) needs a number of heads, not {heads}.")
     power = 1 << max(heads.bit_length() - 1, 0)
     first = _geometric(power)[:heads]
-    return torch.cat([first, _geometric(2 * power)[::2][: heads - power]]) if heads > power else first
+    between = _geometric(2 * power)[::2]
+    return torch.cat([first, between[: max(heads - power, 0)]])
 
 
 def relative(table: Tensor, origin: int | None = None) -> RelativeBias:

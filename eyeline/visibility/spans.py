@@ -1,0 +1,74 @@
+"""Lists of half-open intervals of keys, one list per row, as two int64 tensors [..., n].
+
+Tidy lists are sorted, disjoint and not touching; their empty intervals are (Tk, Tk), last.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def tidy(starts: Tensor, stops: Tensor, Tk: int) -> tuple[Tensor, Tensor]:
+    """Empty intervals become (Tk, Tk)."""
+    empty = starts >= stops
+    return starts.masked_fill(empty, Tk), stops.masked_fill(empty, Tk)
+
+
+def up_to(ordered: Tensor, at: Tensor) -> Tensor:
+    """How many of the ordered values are <= each of `at`."""
+    return torch.searchsorted(ordered, at, right=True)
+
+
+def sweep(starts: Tensor, stops: Tensor, Tk: int, depth: int) -> tuple[Tensor, Tensor]:
+    """Where at least `depth` of a row's intervals overlap, as a tidy list.
+
+    Unions are depth 1, the intersection of two tidy lists side by side is depth 2. All ends are
+    walked in order; `inside` is the same for ends at one place, so intervals that touch become
+    one and empty ones vanish.
+
+    >>> sweep(torch.tensor([0, 2, 7]), torch.tensor([2, 5, 8]), 9, depth=1)
+    (tensor([0, 7]), tensor([5, 8]))
+    """
+    starts, stops = starts.sort(-1).values, stops.sort(-1).values
+    ends = torch.cat([starts, stops], -1).sort(-1).values
+    inside = up_to(starts, ends) - up_to(stops, ends) >= depth
+    before = torch.nn.functional.pad(inside[..., :-1], (1, 0))
+    opens, closes = inside & ~before, before & ~inside
+    count = max(1, int(opens.sum(-1).amax())) if opens.numel() else 1
+    first = ends.masked_fill(~opens, Tk).sort(-1).values[..., :count]
+    last = ends.masked_fill(~closes, Tk).sort(-1).values[..., :count]
+    return first.contiguous(), last.contiguous()
+
+
+def complement(starts: Tensor, stops: Tensor, Tk: int) -> tuple[Tensor, Tensor]:
+    """The keys between the intervals of tidy lists, and before and after them."""
+    edge = starts.new_zeros(*starts.shape[:-1], 1)
+    return sweep(torch.cat([edge, stops], -1), torch.cat([starts, edge + Tk], -1), Tk, depth=1)
+
+
+def runs(keep: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
+    """The runs of True of bool [..., Tk] as tidy lists; None where a list would exceed `most`."""
+    Tk = keep.shape[-1]
+    edge = torch.nn.functional.pad(keep.to(torch.int8), (1, 1)).diff(dim=-1)
+    count = int((edge == 1).sum(-1).amax()) if edge.numel() else 0
+    if count > most:
+        return None
+    at = torch.arange(Tk + 1, device=keep.device)
+    ends = (torch.where(edge == sign, at, Tk).sort(-1).values for sign in (1, -1))
+    starts, stops = (end[..., : max(count, 1)].contiguous() for end in ends)
+    return starts, stops
+
+
+def depths(starts: Tensor, stops: Tensor, times: int, Tk: int) -> Tensor:
+    """[N, H, Tk]: `times` how many intervals [N, H, rows, n] of all rows hold each key.
+
+    >>> depths(torch.zeros(1, 1, 2, 1).long(), torch.tensor([[[[1], [2]]]]), 1, 3)
+    tensor([[[2, 1, 0]]])
+    """
+    change = starts.new_zeros(*starts.shape[:2], Tk + 1)
+    once = torch.full((), times, dtype=torch.int64, device=starts.device)
+    starts, stops = starts.flatten(2), stops.flatten(2)
+    change.scatter_add_(2, starts, once.expand_as(starts))
+    change.scatter_add_(2, stops, -once.expand_as(stops))
+    return change.cumsum(2)[..., :-1]
