@@ -102,8 +102,10 @@ class Tokens:
         if start < end:  # part of a character that began before
             return False
         left, right = _core(self.text, before, end), _core(self.text, start, stop)
-        if left is None or right is None:  # blank tokens join each other only
-            return left is not right
+        if right is None:  # line ends and indents join each other, a space what follows it
+            return left is not None or self.text[start:stop] == " "
+        if left is None:
+            return self.text[before:end] != " "
         if any(char.isspace() for char in self.text[left[1] : right[0]]):
             return True
         return not _joined(self.text, left[1] - 1, right[0])
