@@ -91,7 +91,8 @@ class Relative(RelativeBias):
 
     def _at(self, distance: Tensor) -> Tensor:
         entries = (distance + self.origin).clamp(0, self.table.shape[-1] - 1)
-        return torch.atleast_2d(self.table).to(distance.device).index_select(1, entries)
+        table = self.table if self.table.ndim == 2 else self.table.unsqueeze(0)
+        return table.to(distance.device).index_select(1, entries)
 
 
 def alibi(slopes: Tensor | float) -> RelativeBias:

@@ -45,7 +45,7 @@ def causal(offset: int | None = None) -> Mask:
     1 0 0 0 0
     1 1 0 0 0
     """
-    return Causal(_whole(offset, "causal(offset)", optional=True))
+    return Causal(_offset(offset, "causal"))
 
 
 def window(before: int, after: int = 0, offset: int | None = None) -> Mask:
@@ -68,7 +68,7 @@ def window(before: int, after: int = 0, offset: int | None = None) -> Mask:
                 f"window({name}={count}): counts are of keys beside the position and cannot be "
                 f"negative. For a side without a limit give the number of tokens, or use causal()."
             )
-    return Window(*counts, _whole(offset, "window(offset)", optional=True))
+    return Window(*counts, _offset(offset, "window"))
 
 
 def padding(lengths: Tensor | int, side: Literal["right", "left"] = "right") -> Mask:
@@ -178,10 +178,14 @@ def from_tensor(t: Tensor) -> Mask:
 # ---- arguments ---------------------------------------------------------------------------------
 
 
-def _whole(value: int | None, name: str, optional: bool = False) -> int | None:
-    if isinstance(value, bool) or not (isinstance(value, int) or (optional and value is None)):
+def _whole(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
         raise MaskError(f"{name} takes an int, not {type(value).__name__}.")
     return value
+
+
+def _offset(value: int | None, rule: str) -> int | None:
+    return None if value is None else _whole(value, f"{rule}(offset)")
 
 
 def _integers(tensor: Tensor, rank: int, name: str) -> Tensor:

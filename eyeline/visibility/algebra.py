@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ def _met_ids(one: Visible, two: Visible) -> tuple[Tensor | None, Tensor | None]:
 
 def _ranked(q_ids: Tensor, k_ids: Tensor) -> tuple[Tensor, int]:
     """Ids [N|1, H|1, Tq + Tk] as numbers below a count, and the count."""
-    lead = torch.broadcast_shapes(q_ids.shape[:2], k_ids.shape[:2])
+    lead = spans.shared_lead(q_ids, k_ids)
     ids = torch.cat([q_ids.expand(*lead, -1), k_ids.expand(*lead, -1)], -1)
     values, ranks = torch.unique(ids, return_inverse=True)
     return ranks, values.shape[0]
@@ -109,8 +110,10 @@ def _factored(one: Visible, two: Visible) -> tuple[Visible, Visible, Visible]:
     common, others = one.bare(), two.parts()
     for kind in one.kinds():
         if all(name in others and _same(part, others[name]) for name, part in kind.items()):
-            common = replace(common, **kind)
-            one, two = (replace(form, **dict.fromkeys(kind)) for form in (one, two))
+            found: dict[str, Any] = dict(kind)
+            without: dict[str, Any] = dict.fromkeys(kind)
+            common = replace(common, **found)
+            one, two = replace(one, **without), replace(two, **without)
     return common, one, two
 
 
@@ -162,14 +165,15 @@ def _side_by_side(one: Visible, two: Visible) -> tuple[Tensor, Tensor]:
     assert one.stops is not None
     assert two.starts is not None
     assert two.stops is not None
-    lead = torch.broadcast_shapes(one.starts.shape[:3], two.starts.shape[:3])
-    starts = torch.cat([one.starts.expand(*lead, -1), two.starts.expand(*lead, -1)], -1)
-    return starts, torch.cat([one.stops.expand(*lead, -1), two.stops.expand(*lead, -1)], -1)
+    rows = one.starts.shape[2] if two.starts.shape[2] == 1 else two.starts.shape[2]
+    shape = (*spans.shared_lead(one.starts, two.starts), rows, -1)
+    starts = torch.cat([one.starts.expand(shape), two.starts.expand(shape)], -1)
+    return starts, torch.cat([one.stops.expand(shape), two.stops.expand(shape)], -1)
 
 
 def _afford(one: Visible, two: Visible) -> None:
     """Refuse bits above the limit; who holds bits of that size already may have them again."""
-    N, H = torch.broadcast_shapes(one.lead(), two.lead())
+    N, H = spans.shared_lead(*one.parts().values(), *two.parts().values())
     size = N * H * one.Tq * one.Tk
     limit = int(getattr(sys.modules.get("eyeline"), "dense_limit", DENSE_LIMIT))
     held = max(0 if form.dense is None else form.dense.numel() for form in (one, two))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,7 +109,9 @@ class Visible:
         else:
             count = int(index.shape[0])
         by_row = {"starts": self.starts, "stops": self.stops, "dense": self.dense}
-        picked = {name: _pick(part, index, 2) for name, part in by_row.items() if part is not None}
+        picked: dict[str, Any] = {
+            name: _pick(part, index, 2) for name, part in by_row.items() if part is not None
+        }
         if self.q_ids is not None:
             picked["q_ids"] = _take(self.q_ids, index, 2)
         return replace(self, Tq=count, **picked)
@@ -148,8 +151,7 @@ class Visible:
 
     def lead(self) -> tuple[int, int]:
         """[N|1, H|1] of all parts together."""
-        shape = torch.broadcast_shapes((1, 1), *(part.shape[:2] for part in self.parts().values()))
-        return shape[0], shape[1]
+        return spans.shared_lead(*self.parts().values())
 
     def inside(self, rows: Index = None, cols: Index = None) -> Tensor:
         """Whether the intervals alone let the keys be seen: bool [N|1, H|1, R|1, C]."""
@@ -166,7 +168,8 @@ class Visible:
         return inside
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Visible:
-        return replace(self, **{name: change(part) for name, part in self.parts().items()})
+        changed: dict[str, Any] = {name: change(part) for name, part in self.parts().items()}
+        return replace(self, **changed)
 
     # Tiles that are all visible.
 
@@ -260,7 +263,9 @@ class Visible:
         if key not in self._by_block:
             short = -self.Tk % block
             last = self.k_ids[..., -1:].expand(*self.k_ids.shape[:2], short)
-            keys = torch.cat([self.k_ids, last], -1).unflatten(-1, (-1, block))
+            keys = torch.cat([self.k_ids, last], -1).view(
+                *last.shape[:2], -(-self.Tk // block), block
+            )
             self._by_block[key] = (keys.amin(-1), keys.amax(-1))
         smallest, largest = self._by_block[key]
         queries = self.q_ids[..., rows]
@@ -278,7 +283,7 @@ class Visible:
         """
         starts = self.starts if self.starts is not None else k_ids.new_zeros(1, 1, 1, 1)
         stops = self.stops if self.stops is not None else starts + self.Tk
-        lead = torch.broadcast_shapes(q_ids.shape[:2], k_ids.shape[:2], starts.shape[:2])
+        lead = spans.shared_lead(q_ids, k_ids, starts)
         ids = torch.cat([q_ids.expand(*lead, -1), k_ids.expand(*lead, -1)], -1)
         rank = torch.unique(ids, return_inverse=True)[1] * (self.Tk + 1)
         queries, keys = rank[..., : self.Tq, None], rank[..., self.Tq :]
@@ -300,8 +305,7 @@ class Visible:
 
 def from_intervals(starts: Tensor, stops: Tensor, Tq: int, Tk: int) -> Visible:
     """Any intervals, int64 [N|1, H|1, Tq|1, n]: overlapping, unsorted, out of range or empty."""
-    starts, stops = torch.broadcast_tensors(starts.clamp(0, Tk), stops.clamp(0, Tk))
-    starts, stops = spans.tidy(starts, stops, Tk)
+    starts, stops = spans.tidy(starts.clamp(0, Tk), stops.clamp(0, Tk), Tk)
     if starts.shape[-1] != 1:
         starts, stops = spans.sweep(starts, stops, Tk, depth=1)
     return Visible(Tq, Tk, starts, stops, device=starts.device)
@@ -329,7 +333,7 @@ def from_ids(q_ids: Tensor, k_ids: Tensor) -> Visible:
     same = ordered[..., 1:] == ordered[..., :-1]
     if bool((same & (order.diff(dim=-1) != 1)).any()):
         return Visible(Tq, Tk, q_ids=q_ids, k_ids=k_ids, device=k_ids.device)
-    lead = torch.broadcast_shapes(q_ids.shape[:2], k_ids.shape[:2])
+    lead = spans.shared_lead(q_ids, k_ids)
     queries = q_ids.expand(*lead, -1).contiguous()
     ordered, order = (part.expand(*lead, -1).contiguous() for part in (ordered, order))
     before, upto = torch.searchsorted(ordered, queries), spans.up_to(ordered, queries)
@@ -370,7 +374,7 @@ def _strip(bounds: Tensor, first: int, last: int) -> Tensor:
 
 def _blocks(flags: Tensor, block: int) -> Tensor:
     """bool [Tk] as [number of blocks, block], the last one filled up with False."""
-    return torch.nn.functional.pad(flags, (0, -flags.shape[0] % block)).unflatten(0, (-1, block))
+    return torch.nn.functional.pad(flags, (0, -flags.shape[0] % block)).view(-1, block)
 
 
 def _ranges(alive: list[bool], first: int, block: int, Tk: int) -> list[tuple[int, int]]:

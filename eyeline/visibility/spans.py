@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 
+def shared_lead(*tensors: Tensor) -> tuple[int, int]:
+    """The first two sizes that tensors [N|1, H|1, ...] broadcast to."""
+    N, H = (next((t.shape[dim] for t in tensors if t.shape[dim] != 1), 1) for dim in (0, 1))
+    return N, H
+
+
 def tidy(starts: Tensor, stops: Tensor, Tk: int) -> tuple[Tensor, Tensor]:
-    """Empty intervals become (Tk, Tk)."""
+    """Both of one shape, empty intervals as (Tk, Tk)."""
     empty = starts >= stops
-    return starts.masked_fill(empty, Tk), stops.masked_fill(empty, Tk)
+    return torch.where(empty, Tk, starts), torch.where(empty, Tk, stops)
 
 
 def up_to(ordered: Tensor, at: Tensor) -> Tensor:
