@@ -313,9 +313,7 @@ def _load_named(name: str, download: bool, say: Progress) -> LoadedModel:
     try:
         with _quiet(bars=not fetch):
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=not fetch)
-            model = AutoModel.from_pretrained(
-                name, local_files_only=not fetch, dtype=torch.float32
-            )
+            model = AutoModel.from_pretrained(name, local_files_only=not fetch, dtype=torch.float32)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(_not_found(name, download, error)) from error
     if getattr(model.config, "is_encoder_decoder", False):

@@ -134,9 +134,7 @@ def assemble(
     marks = tuple(special) if special is not None else (False,) * len(raw)
     owners = _owners(places, marks)
     pieces = tuple(
-        _raw_piece(token)
-        if mark or start == stop
-        else _piece(text, index, start, stop, owners)
+        _raw_piece(token) if mark or start == stop else _piece(text, index, start, stop, owners)
         for index, (token, (start, stop), mark) in enumerate(zip(raw, places, marks, strict=True))
     )
     return Tokens(
@@ -164,8 +162,8 @@ def encode(tokenizer: Any, text: str) -> Tokens:
     fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(fast, "get_added_tokens_decoder"):
         raise ModelError(
-            f"eyeline finds words by the offsets of a fast tokenizer, and {type(tokenizer).__name__}"
-            " has none. Load the model with a fast tokenizer (use_fast=True)."
+            "eyeline finds words by the offsets of a fast tokenizer, and"
+            f" {type(tokenizer).__name__} has none. Load the model with a fast tokenizer (use_fast=True)."
         )
     cut, pad = fast.truncation, fast.padding
     fast.no_truncation()
@@ -196,9 +194,7 @@ def _unknown_id(tokenizer: Any, fast: Any) -> int | None:
     return next((i for i in map(fast.token_to_id, candidates) if i is not None), None)
 
 
-def _owners(
-    places: Sequence[tuple[int, int]], special: Sequence[bool]
-) -> dict[int, list[int]]:
+def _owners(places: Sequence[tuple[int, int]], special: Sequence[bool]) -> dict[int, list[int]]:
     """Which tokens share each character, for the characters that more than one token touches."""
     owners: dict[int, list[int]] = {}
     for index in range(1, len(places)):

@@ -48,7 +48,9 @@ def covered(found: tokens.Tokens) -> tokens.Words:
 
 def labels(tokenizer: Tokenizer, text: str) -> list[str]:
     found = covered(tokens.encode(tokenizer, text))
-    return [label for label, special in zip(found.labels, found.special, strict=True) if not special]
+    return [
+        label for label, special in zip(found.labels, found.special, strict=True) if not special
+    ]
 
 
 def test_parts_of_a_character_are_marked():
@@ -91,7 +93,10 @@ def test_words_end_at_spaces_and_punctuation(tokenizer):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a<b<c </script><b>x", ["a", "<", "b", "<", "c", "<", "/", "script", ">", "<", "b", ">", "x"]),
+        (
+            "a<b<c </script><b>x",
+            ["a", "<", "b", "<", "c", "<", "/", "script", ">", "<", "b", ">", "x"],
+        ),
         ('say "hi"', ["say", '"', "hi", '"']),
         ("naïve café", ["naïve", "café"]),
         ("foo_bar(1)", ["foo_bar", "(", "1", ")"]),

@@ -161,7 +161,7 @@ def _name(name: str) -> str:
 
 
 def _ungroup_rotary(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Rows (pair, half) of each head, as llama.cpp rotates, → (half, pair), as transformers does."""
+    """Rows of each head from llama.cpp's order (pair, half) to transformers' (half, pair)."""
     half = values.shape[0] // heads // 2
     grouped = values.reshape(heads, half, 2, *values.shape[1:])
     return grouped.swapaxes(1, 2).reshape(values.shape)
