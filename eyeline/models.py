@@ -59,7 +59,7 @@ class Bundled:
             place = importlib.metadata.distribution(self.package).locate_file(self.files)
         except importlib.metadata.PackageNotFoundError:
             return None
-        path = Path(os.fspath(place))
+        path = Path(str(place))
         return path if path.exists() else None
 
     @property

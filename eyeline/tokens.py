@@ -163,7 +163,7 @@ def encode(tokenizer: Any, text: str) -> Tokens:
     if not hasattr(fast, "get_added_tokens_decoder"):
         raise ModelError(
             "eyeline finds words by the offsets of a fast tokenizer, and"
-            f" {type(tokenizer).__name__} has none. Load the model with a fast tokenizer (use_fast=True)."
+            f" {type(tokenizer).__name__} has none. Load the model with a fast tokenizer."
         )
     cut, pad = fast.truncation, fast.padding
     fast.no_truncation()

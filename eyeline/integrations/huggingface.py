@@ -195,11 +195,11 @@ class _Recorder:
             )
         if query.shape[0] != key.shape[0]:  # learned queries that all texts share
             query = query.expand(key.shape[0], *query.shape[1:])
-        rule = self.rules.get(mask) if isinstance(mask, Tensor) else None
-        sizes = (query.shape[-2], key.shape[-2])
-        fits = rule is not None and rule.sizes == sizes
-        masked = _masked(original, module, query, key, mask, kwargs, rule if fits else None)
-        real = rule.real if fits and not _CROSS.search(path) else None
+        rule: Told | None = self.rules.get(mask) if isinstance(mask, Tensor) else None
+        if rule is not None and rule.sizes != (query.shape[-2], key.shape[-2]):
+            rule = None  # the model cut the mask since
+        visible, additive = _masked(original, module, query, key, mask, kwargs, rule)
+        crossing = _CROSS.search(path) is not None
         # torch's SDPA takes no softcap and no sinks: what is not used is not noted
         eager = original != "sdpa"
         self.seen._add(
@@ -207,12 +207,13 @@ class _Recorder:
                 name=name,
                 q=query,
                 k=key,
+                mask=visible,
+                additive=additive,
                 bias=kwargs.get("position_bias"),
                 scale=kwargs.get("scaling"),
                 softcap=kwargs.get("softcap") if eager else None,
                 sinks=kwargs.get("s_aux") if eager else None,
-                real=real,
-                **masked,
+                real=None if rule is None or crossing else rule.real,
             )
         )
 
@@ -225,19 +226,19 @@ def _masked(
     mask: Any,
     kwargs: dict[str, Any],
     rule: Told | None,
-) -> dict[str, Mask | Tensor | None]:
-    """The mask of a call, as the attention function named `original` takes it."""
+) -> tuple[Mask | Tensor | None, Tensor | None]:
+    """(what may be seen, what is added), as the attention function named `original` takes it."""
     if mask is None:
-        return {"mask": _unmasked(original, module, query, key, kwargs)}
+        return _unmasked(original, module, query, key, kwargs), None
     if rule is not None and rule.known:
-        return {"mask": rule.mask}
+        return rule.mask, None
     if not isinstance(mask, Tensor):
         raise ModelError(
             f"watch() knows masks that are tensors, and {type(module).__name__} was given a"
             f" {type(mask).__name__}."
         )
     mask = mask[..., : key.shape[-2]]
-    return {"mask": mask} if mask.dtype == torch.bool else {"additive": mask}
+    return (mask, None) if mask.dtype == torch.bool else (None, mask)
 
 
 def _unmasked(

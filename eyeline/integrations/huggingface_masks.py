@@ -65,8 +65,10 @@ class _Untold(Exception):
 def told(arguments: dict[str, Any]) -> Told:
     """The rule behind the keyword arguments of a mask function of transformers."""
     place = _Place(
-        *(int(arguments.get(name, 0)) for name in ("q_length", "kv_length", "q_offset")),
-        int(arguments.get("kv_offset", 0)),
+        q_length=int(arguments["q_length"]),
+        kv_length=int(arguments["kv_length"]),
+        q_offset=int(arguments.get("q_offset", 0)),
+        kv_offset=int(arguments.get("kv_offset", 0)),
     )
     sizes = (place.q_length, place.kv_length)
     keep = _kept(arguments.get("attention_mask"), place)
