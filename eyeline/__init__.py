@@ -1,0 +1,57 @@
+"""eyeline (视线): exact attention, and the weights as a lazy matrix to look into.
+
+>>> import torch, eyeline
+>>> Q, K, V = torch.eye(2), torch.eye(2), torch.tensor([[1.0], [3.0]])
+>>> output, weights = eyeline.attention(Q, K, V)
+>>> weights[0]
+tensor([0.6698, 0.3302])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from eyeline.api import attention, scaled_dot_product_attention, weights
+from eyeline.errors import DenseError
+from eyeline.lazy import Weights
+from eyeline.masks import causal, padding, window
+from eyeline.readings import Reading, entropy, read, received, top
+
+if TYPE_CHECKING:
+    from eyeline.looking import look
+    from eyeline.seen import watch
+
+__version__ = "0.1.0"
+
+dense_limit: int = 64 * 2**20
+"""Bytes up to which `Weights` becomes a dense tensor without being asked; set it to allow more or less."""
+
+__all__ = [
+    "DenseError",
+    "Reading",
+    "Weights",
+    "attention",
+    "causal",
+    "dense_limit",
+    "entropy",
+    "look",
+    "padding",
+    "read",
+    "received",
+    "scaled_dot_product_attention",
+    "top",
+    "watch",
+    "weights",
+    "window",
+]
+
+# Where the names that look into models live; they load when first used, so that `import eyeline` stays light.
+_LATER = {"look": "eyeline.looking", "watch": "eyeline.seen"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        from importlib import import_module
+
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'eyeline' has no attribute {name!r}")

@@ -1,0 +1,134 @@
+"""The door: attention that returns its weights, and the weights alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyeline.backends import choose, gradients, ops
+from eyeline.backends.base import Backend, Dropout, State
+from eyeline.errors import ArgumentError
+from eyeline.lazy import Body, Weights, wrap
+from eyeline.masks import Mask
+from eyeline.problem import Problem, make
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    backend: str | Backend | None = None,
+) -> tuple[Tensor, Weights]:
+    """``softmax(q kᵀ / √D) v`` and, beside it, the weights: ``(out, weights)``.
+
+    ``q [..., Hq, Tq, D]``, ``k [..., Hk, Tk, D]``, ``v [..., Hk, Tk, Dv]`` → ``out [..., Hq, Tq, Dv]`` and lazy ``weights
+    [..., Hq, Tq, Tk]``; also ``[B, T, D]`` and ``[T, D]`` without heads. Hq is a multiple of Hk: query head h reads key head
+    ``h // (Hq // Hk)``. Nothing of size Tq × Tk is formed.
+
+    * ``mask``: who **may** be seen: `causal()`, `window`, `padding`, `eyeline.masks`, or a tensor of True/False or 1/0.
+      A row that sees nothing gives 0.
+    * ``bias``: added to the scores: a float tensor that broadcasts to the weights, or one of `eyeline.biases`.
+    * ``scale``: ``D ** -0.5`` unless given. ``softcap``: scores become ``c·tanh(score/c)``, before the bias.
+    * ``sinks``: a logit per query head in the softmax that has no value: rows then sum to less than 1.
+    * ``dropout``: the probability that a weight is left out of ``out``; the weights are those before dropout.
+    * ``backend``: "tiled" (the default) or "reference" (dense).
+
+    Errors: ShapeError, DtypeError, MaskError, ArgumentError, BackendError, each with what to do.
+    Source: Vaswani et al. 2017, "Attention is all you need", eq. 1.
+
+    >>> import torch, eyeline
+    >>> Q = K = torch.eye(2)
+    >>> V = torch.tensor([[10.0], [20.0]])
+    >>> output, weights = eyeline.attention(Q, K, V, eyeline.causal())
+    >>> output
+    tensor([[10.0000],
+            [16.6976]])
+    >>> weights[1]
+    tensor([0.3302, 0.6698])
+    """
+    q, k, v = _autocast(q, k, v)
+    problem, values = make("attention", q, k, v, mask, bias, scale, softcap, sinks)
+    assert values is not None
+    problem, chosen = _settled(problem), choose(problem, backend)
+    drop = _dropout(dropout, q.device)
+    state: State | None = None
+    with torch.autocast(q.device.type, enabled=False):
+        if ops.wanted_here() and isinstance(chosen.name, str):
+            out, lse = ops.attend(chosen.name, problem, values, drop)
+        else:
+            out, lse, state = gradients.attend(chosen, problem, values, drop)
+    weights = wrap(Body(problem, chosen, _axes(q), lse=lse.detach(), state=state))
+    return out.reshape(*problem.lead, *out.shape[2:]), weights
+
+
+scaled_dot_product_attention = attention
+
+
+def weights(
+    q: Tensor,
+    k: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    backend: str | Backend | None = None,
+) -> Weights:
+    """The lazy weights ``softmax(q kᵀ / √D)`` ``[..., Hq, Tq, Tk]`` alone; nothing is computed until it is asked for.
+
+    Arguments and errors are those of `attention`.
+
+    >>> import torch, eyeline
+    >>> weights = eyeline.weights(torch.ones(1, 4), torch.ones(3, 4))
+    >>> weights[0]                       # three equal keys share the query
+    tensor([0.3333, 0.3333, 0.3333])
+    """
+    q, k = _autocast(q, k)
+    problem, _ = make("weights", q, k, None, mask, bias, scale, softcap, sinks)
+    problem = _settled(problem)
+    return wrap(Body(problem, choose(problem, backend), _axes(q)))
+
+
+def _axes(q: Tensor) -> tuple[str, ...]:
+    """Names of the leading dimensions."""
+    if q.dim() == 2:
+        return ()
+    if q.dim() == 3:
+        return ("batch",)
+    more = tuple(f"batch_{i}" for i in range(1, q.dim() - 3))
+    return ("batch", *more, "head")
+
+
+def _settled(problem: Problem) -> Problem:
+    """Without grad mode the weights carry no gradient later either, as any tensor made there."""
+    return problem if torch.is_grad_enabled() else problem.detach()
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast, what F.scaled_dot_product_attention does: float32 goes to autocast's dtype."""
+    first = tensors[0]
+    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(first.device.type)
+    return tuple(
+        t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64 else t
+        for t in tensors
+    )
+
+
+def _dropout(p: float, device: torch.device) -> Dropout | None:
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0.0 <= p <= 1.0:
+        raise ArgumentError(f"attention() needs dropout to be a probability in 0..1, and got {p!r}.")
+    if p == 0:
+        return None
+    return Dropout(float(p), torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64))

@@ -1,0 +1,252 @@
+"""Attention, reductions, columns and the logsumexp as differentiable functions, the same for every backend.
+
+First derivatives go through the backend's ``backward``. Where a derivative is itself differentiated (``create_graph``), it
+goes through the dense definition, which torch can differentiate to any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from eyeline.backends.base import Backend, Dropout, Gradients, Result, State, Term, Values
+from eyeline.backends.passes import dropped
+from eyeline.backends.reductions import Entries, LogSumExp, Reduction, View
+from eyeline.backends.reference import dense
+from eyeline.backends.strips import heads_matmul
+from eyeline.problem import Problem
+
+NAMES = ("q", "k", "bias", "relative", "sinks")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What a differentiable function is called with beside its tensors."""
+
+    backend: Backend
+    problem: Problem
+    view: View = View()
+    reductions: tuple[Reduction, ...] = ()
+    dropout: Dropout | None = None
+    state: State | None = None
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Problem:
+        return self.problem.with_tensors(dict(zip(NAMES, tensors, strict=True)))
+
+
+def _inputs(problem: Problem) -> tuple[Tensor | None, ...]:
+    return tuple(problem.tensors[name] for name in NAMES)
+
+
+def _wanted(needs: Sequence[bool]) -> frozenset[str]:
+    return frozenset(name for name, needed in zip(NAMES, needs, strict=True) if needed)
+
+
+def _cast(found: Gradients, inputs: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Each gradient in the dtype of its input."""
+    grads = (found.problem[name] for name in NAMES)
+    return tuple(
+        None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)
+    )
+
+
+def _differentiate_again(
+    outputs: Sequence[Tensor], grads: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Gradients that can be differentiated themselves, from outputs of the dense definition."""
+    live = [t for t in inputs if t is not None and t.requires_grad]
+    pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+    if not live or not pairs:
+        return (None,) * len(inputs)
+    outs = [o for o, _ in pairs]
+    arriving = [g.to(o.dtype) for o, g in pairs]
+    found = iter(torch.autograd.grad(outs, live, arriving, create_graph=True, allow_unused=True))
+    return tuple(next(found) if t is not None and t.requires_grad else None for t in inputs)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(call: Call, v: Tensor, *inputs: Tensor | None) -> Any:
+        out, lse, state = call.backend.forward(call.with_tensors(inputs), v, call.dropout)
+        return (out, lse, *((None, None) if state is None else (state.m, state.l)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        call, v, *tensors = inputs
+        ctx.call = _bare(call)
+        ctx.mark_non_differentiable(*(t for t in output[1:] if t is not None))
+        ctx.save_for_backward(v, output[0], output[1], *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+        v, out, lse, *inputs = ctx.saved_tensors
+        problem = ctx.call.with_tensors(inputs)
+        if torch.is_grad_enabled():
+            return (None, *again(problem, v, ctx.call.dropout, grad))
+        values = Values(v, ctx.call.dropout, out, lse, grad)
+        wanted = _wanted(ctx.needs_input_grad[2:])
+        if ctx.needs_input_grad[1]:
+            wanted |= {"v"}
+        found = ctx.call.backend.backward(problem, values, (), View(), None, wanted)
+        return (None, None if found.v is None else found.v.to(v.dtype), *_cast(found, inputs))
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(call: Call, *tensors: Tensor | None) -> Any:
+        problem, reductions = call.with_tensors(tensors[:5]), _with_own(call.reductions, tensors[5:])
+        results = call.backend.reduce(problem, reductions, call.view)
+        return tuple(t for result in results for t in result)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        call, *tensors = inputs
+        ctx.call, ctx.inputs = _bare(call), len(tensors)
+        firsts = _starts(call.reductions)
+        apart = [t for i, t in enumerate(output) if i not in firsts or not t.is_floating_point()]
+        ctx.mark_non_differentiable(*apart)
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        saved = ctx.saved_tensors
+        inputs, flat = saved[: ctx.inputs], saved[ctx.inputs :]
+        problem, reductions = ctx.call.with_tensors(inputs[:5]), _with_own(ctx.call.reductions, inputs[5:])
+        starts = _starts(reductions)
+        results = [flat[s : s + r.parts] for s, r in zip(starts, reductions, strict=True)]
+        arriving = [grads[s] for s in starts]
+        if torch.is_grad_enabled():
+            strip = ctx.call.view.of(dense(problem))
+            made = [r.again(strip, result) for r, result in zip(reductions, results, strict=True)]
+            return (None, *_differentiate_again(made, arriving, inputs))
+        live = [i for i, g in enumerate(arriving) if g is not None]
+        terms = [Term(reductions[i], results[i], arriving[i]) for i in live]
+        if not terms:
+            return (None,) * (1 + len(inputs))
+        wanted = _wanted(ctx.needs_input_grad[1:6])
+        found = ctx.call.backend.backward(problem, None, terms, ctx.call.view, None, wanted)
+        own = dict(zip(live, found.own, strict=True))
+        mine = [
+            own[i][j].to(t.dtype) if i in own else None
+            for i, r in enumerate(reductions)
+            for j, t in enumerate(r.tensors)
+        ]
+        return (None, *_cast(found, inputs[:5]), *mine)
+
+
+class _Lse(torch.autograd.Function):
+    @staticmethod
+    def forward(call: Call, lse: Tensor, *inputs: Tensor | None) -> Tensor:
+        return lse.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        call, _, *tensors = inputs
+        ctx.call = _bare(call)
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        inputs = ctx.saved_tensors
+        problem = ctx.call.with_tensors(inputs)
+        if torch.is_grad_enabled():
+            return (None, None, *_differentiate_again(LogSumExp().of(dense(problem)), [grad], inputs))
+        wanted = _wanted(ctx.needs_input_grad[2:])
+        found = ctx.call.backend.backward(problem, None, (), View(), grad, wanted)
+        return (None, None, *_cast(found, inputs))
+
+
+class _Columns(torch.autograd.Function):
+    @staticmethod
+    def forward(call: Call, cols: Tensor, what: Literal["weights", "scores"], *inputs: Tensor | None) -> Tensor:
+        assert call.state is not None
+        return call.backend.tile(call.with_tensors(inputs), call.state, cols, what)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        call, cols, what, *tensors = inputs
+        ctx.call, ctx.what = _bare(call), what
+        ctx.save_for_backward(cols, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        cols, *inputs = ctx.saved_tensors
+        problem, entries = ctx.call.with_tensors(inputs), Entries(cols, ctx.what)
+        if torch.is_grad_enabled():
+            return (None, None, None, *_differentiate_again(entries.of(dense(problem)), [grad], inputs))
+        wanted = _wanted(ctx.needs_input_grad[3:])
+        found = ctx.call.backend.backward(problem, None, (Term(entries, (), grad),), View(), None, wanted)
+        return (None, None, None, *_cast(found, inputs))
+
+
+def again(problem: Problem, v: Tensor, dropout: Dropout | None, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of attention at v, q, k, bias, relative and sinks that can be differentiated once more."""
+    strip = dense(problem)
+    out = heads_matmul(dropped(strip, dropout, strip.weights), v.to(strip.weights.dtype))
+    return _differentiate_again([out], [grad], [v, *_inputs(problem)])
+
+
+def _bare(call: Call) -> Call:
+    """The call without its tensors, which the graph keeps by its own rules."""
+    nothing = dict.fromkeys(NAMES)
+    return replace(call, problem=call.problem.with_tensors(nothing), state=None)
+
+
+def _starts(reductions: Sequence[Reduction]) -> list[int]:
+    """Where each reduction's result begins when all are laid in a row."""
+    parts = [r.parts for r in reductions]
+    return [sum(parts[:i]) for i in range(len(parts))]
+
+
+def _with_own(reductions: Sequence[Reduction], tensors: Sequence[Tensor | None]) -> list[Reduction]:
+    left = list(tensors)
+    made = []
+    for reduction in reductions:
+        own = [left.pop(0) for _ in reduction.tensors]
+        made.append(reduction.with_tensors(tuple(own)))  # type: ignore[arg-type]
+    return made
+
+
+def attend(
+    backend: Backend, problem: Problem, v: Tensor, dropout: Dropout | None
+) -> tuple[Tensor, Tensor, State | None]:
+    """``out``, and the lse and state (without a gradient of their own)."""
+    if not torch.is_grad_enabled() or not (problem.requires_grad or v.requires_grad):
+        with torch.no_grad():
+            return backend.forward(problem, v, dropout)
+    out, lse, m, total = _Attend.apply(Call(backend, problem, dropout=dropout), v, *_inputs(problem))
+    return out, lse, None if m is None else State(m, total)
+
+
+def reduce(
+    backend: Backend, problem: Problem, reductions: Sequence[Reduction], view: View = View()
+) -> list[Result]:
+    """Every reduction's result, differentiable in the problem's tensors and in the reductions' own."""
+    own = [t for r in reductions for t in r.tensors]
+    if not torch.is_grad_enabled() or not (problem.requires_grad or any(t.requires_grad for t in own)):
+        with torch.no_grad():
+            return backend.reduce(problem, reductions, view)
+    flat = _Reduce.apply(Call(backend, problem, view, tuple(reductions)), *_inputs(problem), *own)
+    return [tuple(flat[s : s + r.parts]) for s, r in zip(_starts(reductions), reductions, strict=True)]
+
+
+def lse(backend: Backend, problem: Problem, value: Tensor) -> Tensor:
+    """A logsumexp that is known already, with its gradient."""
+    if not torch.is_grad_enabled() or not problem.requires_grad:
+        return value
+    return _Lse.apply(Call(backend, problem), value, *_inputs(problem))  # type: ignore[no-any-return]
+
+
+def columns(
+    backend: Backend, problem: Problem, state: State, cols: Tensor, what: Literal["weights", "scores"] = "weights"
+) -> Tensor:
+    """Some columns of every row from the state: ``[N, Hq, Tq, len(cols)]``."""
+    if not torch.is_grad_enabled() or not problem.requires_grad:
+        with torch.no_grad():
+            return backend.tile(problem, state, cols, what)
+    return _Columns.apply(Call(backend, problem, state=state), cols, what, *_inputs(problem))  # type: ignore[no-any-return]

@@ -1,0 +1,121 @@
+"""What an index of the weights asks for: which leading entries, which rows, which columns, and how the answer is shaped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Request:
+    """An index taken apart. The type of the row and column index decides what comes back: slices stay lazy."""
+
+    lead: tuple[Any, ...]  # one entry per leading dimension, and None for new ones
+    rows: Any  # slice, int or 1-D index tensor (a longer one where shaped says so)
+    cols: Any
+
+    @property
+    def lazy(self) -> bool:
+        return isinstance(self.rows, slice) and isinstance(self.cols, slice)
+
+    @property
+    def lead_is_basic(self) -> bool:
+        return not any(isinstance(key, Tensor) for key in self.lead)
+
+
+def parse(key: Any, shape: tuple[int, ...]) -> Request | None:
+    """The request that ``key`` makes of a matrix of this shape; None where only a dense tensor can answer it."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    keys = [_plain(k) for k in keys]
+    taken = sum(_dims(k) for k in keys)
+    if taken > len(shape):
+        raise IndexError(f"too many indices: {taken} for weights of {len(shape)} dimensions {list(shape)}")
+    if sum(k is Ellipsis for k in keys) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    if not any(k is Ellipsis for k in keys):
+        keys.append(Ellipsis)
+    at = next(i for i, k in enumerate(keys) if k is Ellipsis)
+    keys[at : at + 1] = [ALL] * (len(shape) - taken)
+    consumed, spread = 0, []
+    for k in keys:
+        dims = _dims(k)
+        if isinstance(k, Tensor) and k.dtype == torch.bool:
+            if k.dim() != 1:
+                return None  # a mask over several dimensions picks single entries
+            if k.shape[0] != shape[consumed]:
+                raise IndexError(f"a mask of {k.shape[0]} entries for a dimension of {shape[consumed]}")
+            k = k.nonzero().flatten()
+        spread.append((k, consumed))
+        consumed += dims
+    tokens = len(shape) - 2
+    lead = tuple(k for k, dim in spread if dim < tokens or (k is None and dim == tokens))
+    # A new dimension between rows and columns, or after them, is dense torch's business.
+    tail = [k for k, dim in spread if not (dim < tokens or (k is None and dim == tokens))]
+    if len(tail) != 2 or any(k is None for k in tail):
+        return None
+    rows, cols = (_wrapped(k, size) for k, size in zip(tail, shape[-2:], strict=True))
+    return Request(lead, rows, cols)
+
+
+def _plain(key: Any) -> Any:
+    """Lists, ranges and arrays as tensors, index-like objects as ints."""
+    if key is None or key is Ellipsis or isinstance(key, (slice, bool)):
+        return torch.tensor(key) if isinstance(key, bool) else key
+    if isinstance(key, Tensor):
+        return int(key) if key.dim() == 0 and key.dtype != torch.bool else key
+    if isinstance(key, int):
+        return key
+    if hasattr(key, "__index__"):
+        return key.__index__()
+    made = torch.as_tensor(key)
+    return made.long() if made.numel() == 0 else made
+
+
+def _dims(key: Any) -> int:
+    """How many dimensions an index consumes."""
+    if key is None or key is Ellipsis:
+        return 0
+    return key.dim() if isinstance(key, Tensor) and key.dtype == torch.bool else 1
+
+
+def _wrapped(key: Any, size: int) -> Any:
+    """Non-negative indices, checked."""
+    if isinstance(key, slice):
+        if key.step is not None and key.step < 0:
+            raise ValueError("step must be greater than zero")
+        return key
+    low, high = (int(key.min()), int(key.max())) if isinstance(key, Tensor) and key.numel() else (key, key)
+    if isinstance(low, int) and (low < -size or high >= size):
+        raise IndexError(f"index {low if low < -size else high} is out of bounds for {size} tokens")
+    if isinstance(key, Tensor):
+        return torch.where(key < 0, key + size, key)
+    return key + size if key < 0 else key
+
+
+def axes_after(axes: tuple[str, ...], lead: tuple[Any, ...]) -> tuple[str, ...]:
+    """The names of the leading dimensions that an index keeps."""
+    kept: list[str] = []
+    left = list(axes)
+    gathered = False
+    for key in lead:
+        if key is None:
+            kept.append("new")
+            continue
+        name = left.pop(0)
+        if isinstance(key, slice):
+            kept.append(name)
+        elif isinstance(key, Tensor) and not gathered:
+            gathered = True
+            kept += [name] + [f"{name}_{i}" for i in range(1, key.dim())]
+    return tuple(kept)
+
+
+def composed(outer: slice | None, inner: slice, size: int) -> slice:
+    """``inner`` of ``outer`` of ``size`` entries as one slice."""
+    chosen = range(size)[outer or ALL][inner]
+    return slice(chosen.start, max(chosen.stop, chosen.start), chosen.step)
