@@ -91,13 +91,17 @@ class Seen:
     def __init__(self) -> None:
         self._calls: list[Call] = []
         self._weights: dict[int, Weights] = {}
-        self.unseen: tuple[str, ...] = ()
-        """Paths of submodels whose attention cannot be seen."""
+        self._missed: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The path of each call's module, in call order."""
         return tuple(call.name for call in self._calls)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Paths of the modules that ran attention of their own, which watch() could not see."""
+        return self._missed
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -166,9 +170,13 @@ class Seen:
         """Forget the last forward: a new one begins."""
         self._calls.clear()
         self._weights.clear()
+        self._missed = ()
 
     def _add(self, call: Call) -> None:
         self._calls.append(call)
+
+    def _miss(self, names: tuple[str, ...]) -> None:
+        self._missed = names
 
 
 def watch(model: torch.nn.Module) -> AbstractContextManager[Seen]:

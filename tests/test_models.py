@@ -58,6 +58,13 @@ def test_missing_package_names_the_command(monkeypatch):
     ]
 
 
+def test_missing_libraries_name_the_command(monkeypatch):
+    monkeypatch.setattr(models, "_installed", lambda name: name != "transformers")
+    text = refusal()
+    assert text.startswith("Loading a model needs transformers, which is not installed.\n")
+    assert 'pip install "transformers>=5.18,<6"' in text
+
+
 def test_unknown_names_are_not_fetched(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     text = refusal("nobody/no-such-model")

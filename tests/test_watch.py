@@ -211,7 +211,7 @@ def test_implementation_is_restored_after_an_exception():
         run(model, **inputs())
     assert model.config._attn_implementation == "eager"
     assert set(transformers.AttentionInterface().valid_keys()) == known
-    assert not model._forward_pre_hooks
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_each_sub_config_is_restored():
@@ -505,6 +505,42 @@ def test_the_last_forward_is_kept():
     assert len(seen) == 2
     assert first.shape[-1] == 5
     assert seen[0].shape[-1] == 8
+
+
+def test_generation_keeps_its_last_step():
+    config = transformers.AutoConfig.for_model("llama", **SIZES["llama"])
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    arguments = inputs("left")
+    with torch.no_grad():
+        before = model.generate(**arguments, max_new_tokens=3, do_sample=False, eos_token_id=[])
+        with watch(model) as seen:
+            during = model.generate(**arguments, max_new_tokens=3, do_sample=False, eos_token_id=[])
+    assert torch.equal(before, during)
+    assert [tuple(weights.shape) for weights in seen] == [(2, 4, 1, T + 2)] * 2
+    whole = {
+        "input_ids": before[:, :-1],
+        "attention_mask": torch.nn.functional.pad(arguments["attention_mask"], (0, 2), value=1),
+    }
+    for weights, dense in zip(seen, eager(model, **whole).attentions, strict=True):
+        assert close(weights, dense[:, :, -1:], torch.ones(2, 1, 1).bool()) < 1e-5
+
+
+def test_attention_beside_the_interface_is_named():
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = tiny("bert")
+            self.other = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            hidden = self.seen(input_ids=ids).last_hidden_state
+            return self.other(hidden, hidden, hidden)[0]
+
+    model = Both()
+    with torch.no_grad(), watch(model) as seen:
+        model(inputs()["input_ids"])
+    assert seen.unseen == ("other",)
+    assert len(seen) == 2
 
 
 def test_a_model_inside_another_module_is_found():

@@ -53,12 +53,11 @@ def recorded(model: torch.nn.Module, seen: Seen) -> Iterator[None]:
     }
     closed = tuple(n for n, m in submodels.items() if not m._can_set_attn_implementation())
     _check(submodels, closed)
-    seen.unseen = closed
     recorder = _Recorder(model, seen)
     configs = _configs(model, {id(submodels[name].config) for name in closed})
     originals = {id(config): config._attn_implementation for config in configs}
     names = {original: next(_names) for original in set(originals.values())}
-    hook = model.register_forward_pre_hook(recorder.start)
+    hooks = recorder.hooks(model)
     try:
         for original, name in names.items():
             recorder.register(name, original)
@@ -66,13 +65,15 @@ def recorded(model: torch.nn.Module, seen: Seen) -> Iterator[None]:
             # The public setter would spread one name over configurations that differ.
             config._attn_implementation_internal = names[originals[id(config)]]
         yield
+        seen._miss(recorder.missed())
     finally:
         for config in configs:
             config._attn_implementation_internal = originals[id(config)]
         for name in names.values():  # there is no public way to take a name back
             AttentionInterface._global_mapping.pop(name, None)
             AttentionMaskInterface._global_mapping.pop(name, None)
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _configs(model: torch.nn.Module, closed: set[int]) -> list[Any]:
@@ -143,11 +144,27 @@ class _Recorder:
         self.seen = seen
         self.paths = {id(module): name for name, module in model.named_modules()}
         self.runs: Counter[str] = Counter()
+        self.ran: dict[str, None] = {}  # attention modules in the order in which they ran
         self.rules: Any = WeakIdKeyDictionary()  # mask tensor → the rule it was made from
+
+    def hooks(self, model: torch.nn.Module) -> list[Any]:
+        """On the model, to know where a forward begins; on its attention modules, that they ran."""
+        return [
+            model.register_forward_pre_hook(self.start),
+            *(m.register_forward_pre_hook(self.enter) for m in _attention_modules(model)),
+        ]
 
     def start(self, module: torch.nn.Module, args: Any) -> None:
         self.runs.clear()
+        self.ran.clear()
         self.seen._start()
+
+    def enter(self, module: torch.nn.Module, args: Any) -> None:
+        self.ran[self.paths[id(module)]] = None
+
+    def missed(self) -> tuple[str, ...]:
+        """The attention modules that ran and called nothing of ours."""
+        return tuple(path for path in self.ran if path not in self.runs)
 
     def register(self, name: str, original: str) -> None:
         def attend(
@@ -252,6 +269,19 @@ def _unmasked(
         return None
     # torch aligns causal at the first key
     return causal() if query.shape[-2] == key.shape[-2] else causal(offset=0)
+
+
+def _attention_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The innermost modules that are called attention, whatever computes it there."""
+
+    def named(module: torch.nn.Module) -> bool:
+        return "Attention" in type(module).__name__
+
+    return [
+        module
+        for module in model.modules()
+        if named(module) and not any(named(m) for m in module.modules() if m is not module)
+    ]
 
 
 def _function(module: torch.nn.Module, original: str) -> Callable[..., Any]:
