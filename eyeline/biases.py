@@ -107,12 +107,12 @@ def alibi(slopes: Tensor | float) -> RelativeBias:
     tensor([0.1863, 0.3072, 0.5065])
     """
     if isinstance(slopes, Tensor):
-        if not slopes.is_floating_point():
-            raise DtypeError(f"alibi(slopes) takes floats, not {slopes.dtype}.")
+        _check_floats(slopes, "alibi(slopes)")
         if slopes.ndim > 1:
-            raise ShapeError(
-                f"alibi(slopes) takes one slope per head, [Hq], not {list(slopes.shape)}."
-            )
+            found = list(slopes.shape)
+            raise ShapeError(f"alibi(slopes) takes one slope per head, [Hq], not {found}.")
+    elif not isinstance(slopes, int | float):
+        raise DtypeError(f"alibi(slopes) takes a float tensor or a number, not {_name(slopes)}.")
     return Alibi(slopes)
 
 
@@ -146,13 +146,23 @@ def relative(table: Tensor, origin: int | None = None) -> RelativeBias:
     >>> eyeline.weights(q, k, bias=previous)[-1]
     tensor([0.1065, 0.7870, 0.1065])
     """
-    if not table.is_floating_point():
-        raise DtypeError(f"relative(table) takes floats, not {table.dtype}.")
+    _check_floats(table, "relative(table)")
     if table.ndim not in (1, 2) or table.shape[-1] == 0:
         raise ShapeError(
             f"relative(table) takes [n] or [Hq, n] with n of at least 1, not {list(table.shape)}."
         )
     return Relative(table, (table.shape[-1] - 1) // 2 if origin is None else origin)
+
+
+def _check_floats(value: Tensor, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise DtypeError(f"{name} takes a float tensor, not {_name(value)}.")
+    if not value.is_floating_point():
+        raise DtypeError(f"{name} takes floats, not {value.dtype}.")
+
+
+def _name(value: object) -> str:
+    return type(value).__name__
 
 
 def _geometric(heads: int) -> Tensor:

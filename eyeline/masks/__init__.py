@@ -192,7 +192,8 @@ def _integers(tensor: Tensor, rank: int, name: str) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise MaskError(f"{name} takes an integer tensor, not {type(tensor).__name__}.")
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise MaskError(f"{name} takes integers, not {tensor.dtype}.")
+        hint = " One True or False per key is only(keep)." if tensor.dtype == torch.bool else ""
+        raise MaskError(f"{name} takes integers, not {tensor.dtype}.{hint}")
     if tensor.ndim < rank:
         raise ShapeError(f"{name} needs at least {rank} dimension(s), not {list(tensor.shape)}.")
     return tensor
@@ -211,6 +212,8 @@ def _as_bool(tensor: Tensor, name: str) -> Tensor:
     """True where a tensor of 0 and 1 is 1; refuses any other value, showing one."""
     if tensor.dtype == torch.bool:
         return tensor
+    if tensor.is_complex():
+        raise MaskError(f"{name} is True and False, or 1 and 0, not {tensor.dtype}.")
     if torch.compiler.is_compiling():
         raise MaskError(
             f"{name} is {tensor.dtype}. Under torch.compile a mask must be bool, as its values "

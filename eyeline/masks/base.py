@@ -160,7 +160,8 @@ class Mask(ABC):
         lead, Tq, Tk = self._drawn_sizes(Tq, Tk, labels)
         visible = self.lower(lead, Tq, Tk, torch.device("cpu"))
         shown_rows, shown_cols = grid.ends(Tq), grid.ends(Tk)
-        tile = visible.tile(torch.tensor(shown_rows), torch.tensor(shown_cols))
+        rows, cols = (torch.tensor(shown, dtype=torch.int64) for shown in (shown_rows, shown_cols))
+        tile = visible.tile(rows, cols)
         cells = torch.ones(len(shown_rows), len(shown_cols), dtype=torch.int64)
         if tile is not None:
             cells = cells * tile[:1, :1].reshape(tile.shape[2:])
@@ -184,13 +185,15 @@ class Mask(ABC):
         return lead, keys if queries is None else queries, keys
 
     def __repr__(self) -> str:
-        _, Tq, Tk = self._known()
+        lead, Tq, Tk = self._known()
         title = self.formula
         if Tq is None and Tk is None:
-            title += f" for {SAMPLE} queries and {SAMPLE} keys, as a sample"
+            title += f", drawn for {SAMPLE} queries and {SAMPLE} keys"
+        if lead:
+            title += f", the first of {list(lead)}"
         try:
             return f"{title}:\n{self.draw()}"
-        except EyelineError:  # its parts do not fit together: attention() says so, repr does not
+        except EyelineError:  # its parts do not fit together: attention() says so, print does not
             return self.formula
 
 

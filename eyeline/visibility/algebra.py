@@ -43,8 +43,7 @@ def opposite(form: Visible) -> Visible:
     """What it hides."""
     kinds = form.kinds()
     if not kinds:
-        nowhere = torch.full((1, 1, 1, 1), form.Tk, dtype=torch.int64, device=form.device)
-        return form.bare(starts=nowhere, stops=nowhere)
+        return form.nowhere()
     if len(kinds) > 1:
         return reduce(either, (opposite(form.bare(**kind)) for kind in kinds))
     if form.starts is not None and form.stops is not None:

@@ -149,6 +149,11 @@ class Visible:
         """A form of this size with these parts alone."""
         return Visible(self.Tq, self.Tk, device=self.device, **parts)
 
+    def nowhere(self) -> Visible:
+        """A form of this size that shows nothing."""
+        empty = torch.full((1, 1, 1, 1), self.Tk, dtype=torch.int64, device=self.device)
+        return self.bare(starts=empty, stops=empty)
+
     def lead(self) -> tuple[int, int]:
         """[N|1, H|1] of all parts together."""
         return spans.shared_lead(*self.parts().values())
@@ -305,6 +310,8 @@ class Visible:
 
 def from_intervals(starts: Tensor, stops: Tensor, Tq: int, Tk: int) -> Visible:
     """Any intervals, int64 [N|1, H|1, Tq|1, n]: overlapping, unsorted, out of range or empty."""
+    if starts.shape[-1] == 0:
+        return Visible(Tq, Tk, device=starts.device).nowhere()
     starts, stops = spans.tidy(starts.clamp(0, Tk), stops.clamp(0, Tk), Tk)
     if starts.shape[-1] != 1:
         starts, stops = spans.sweep(starts, stops, Tk, depth=1)
