@@ -1,0 +1,168 @@
+"""What `seen` is asked for and answers, and what watch() says of models it cannot look into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from eyeline.errors import ModelError
+from eyeline.seen import Seen, watch
+from tests.tiny import SIZES, T, close, eager, inputs, run, tiny
+
+# ---- the face of Seen ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bert() -> tuple[Any, Seen]:
+    model = tiny("bert")
+    with watch(model) as seen:
+        run(model, **inputs(batch=1))
+    return model, seen
+
+
+def test_layers_by_number_name_and_head(bert):
+    _, seen = bert
+    assert seen.names == (
+        "encoder.layer.0.attention.self",
+        "encoder.layer.1.attention.self",
+    )
+    assert seen[1] is seen[-1] is seen["encoder.layer.1"] is seen[seen.names[1]]
+    assert [weights is seen[i] for i, weights in enumerate(seen)] == [True, True]
+    assert seen["L1H3"].shape == (T, T)
+    assert torch.equal(seen["L1H3"][2], seen[1][0, 3, 2])
+    assert repr(seen).startswith(
+        "Seen(2 layers, the first 'encoder.layer.0.attention.self' with B=1"
+    )
+
+
+def test_a_head_of_a_batch_keeps_the_batch():
+    model = tiny("llama")
+    with watch(model) as seen:
+        run(model, **inputs())
+    assert seen["L0H3"].shape == (2, T, T)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (7, "There is no layer 7: layers 0 to 1 were seen."),
+        ("L7H0", "There is no layer 7"),
+        ("L0H9", "There is no L0H9: layer 0 (encoder.layer.0.attention.self) has heads 0 to 3."),
+        ("encoder", "'encoder' is the beginning of several of the layers that were seen"),
+        ("decoder", "'decoder' is none of the layers that were seen"),
+    ],
+)
+def test_what_is_not_there_is_said(bert, key, text):
+    _, seen = bert
+    with pytest.raises(ModelError) as error:
+        seen[key]
+    assert text in str(error.value)
+
+
+def test_a_module_that_runs_again_is_listed_again():
+    model = tiny("albert")
+    with watch(model) as seen:
+        run(model, **inputs())
+    path = "encoder.albert_layer_groups.0.albert_layers.0.attention"
+    assert seen.names == (path, f"{path}#2")
+
+
+def test_the_last_forward_is_kept():
+    model = tiny("llama")
+    with watch(model) as seen:
+        run(model, **inputs(length=5))
+        first = seen[0]
+        run(model, **inputs(length=8))
+    assert len(seen) == 2
+    assert first.shape[-1] == 5
+    assert seen[0].shape[-1] == 8
+
+
+def test_generation_keeps_its_last_step():
+    config = transformers.AutoConfig.for_model("llama", **SIZES["llama"])
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    arguments = inputs("left")
+    with torch.no_grad():
+        before = model.generate(**arguments, max_new_tokens=3, do_sample=False, eos_token_id=[])
+        with watch(model) as seen:
+            during = model.generate(**arguments, max_new_tokens=3, do_sample=False, eos_token_id=[])
+    assert torch.equal(before, during)
+    assert [tuple(weights.shape) for weights in seen] == [(2, 4, 1, T + 2)] * 2
+    whole = {
+        "input_ids": before[:, :-1],
+        "attention_mask": torch.nn.functional.pad(arguments["attention_mask"], (0, 2), value=1),
+    }
+    for weights, dense in zip(seen, eager(model, **whole).attentions, strict=True):
+        assert close(weights, dense[:, :, -1:], torch.ones(2, 1, 1).bool()) < 1e-5
+
+
+def test_attention_beside_the_interface_is_named():
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = tiny("bert")
+            self.other = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            hidden = self.seen(input_ids=ids).last_hidden_state
+            return self.other(hidden, hidden, hidden)[0]
+
+    model = Both()
+    with torch.no_grad(), watch(model) as seen:
+        model(inputs()["input_ids"])
+    assert seen.unseen == ("other",)
+    assert len(seen) == 2
+
+
+def test_a_model_inside_another_module_is_found():
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny("bert")
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.inner(input_ids=ids).last_hidden_state
+
+    outer = Outer()
+    with torch.no_grad(), watch(outer) as seen:
+        outer(inputs()["input_ids"])
+    assert seen.names[0] == "inner.encoder.layer.0.attention.self"
+
+
+# ---- what cannot be looked into --------------------------------------------------------------
+
+
+def refusal(model: Any) -> str:
+    with pytest.raises(ModelError) as error, watch(model):
+        pass
+    return str(error.value)
+
+
+def test_nothing_seen_says_why():
+    assert "The model was not called inside `with watch(model)`." in refusal(tiny("bert"))
+
+
+def test_families_with_attention_of_their_own_are_named():
+    config = transformers.BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=4)
+    text = refusal(transformers.BloomModel(config))
+    assert text.startswith("watch() cannot look into BloomModel: this family (bloom)")
+
+
+def test_other_modules_are_told_what_can_be_seen():
+    text = refusal(torch.nn.Linear(2, 2))
+    assert text.startswith("watch() looks into models of Hugging Face transformers, and Linear")
+    assert "this is a int" in refusal(3)
+
+
+def test_compiled_models_are_refused():
+    assert "compiled" in refusal(torch.compile(tiny("bert"), backend="eager"))
+
+
+def test_code_that_depends_on_the_name_is_refused():
+    config = transformers.AutoConfig.for_model("gpt2", **SIZES["gpt2"])
+    config.reorder_and_upcast_attn = True
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager")
+    assert "takes another path" in refusal(model)
