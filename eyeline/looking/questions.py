@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ _DENSE = 2**21  # entries of weights that are dense at one time
 
 
 @reading
-def spending(weights: Weights, units: Units) -> Iterator[Any]:
+def spending(weights: Weights, units: Units) -> Generator[Any, Any, Reading]:
     """Per row, the weight on special tokens, the own word, the words next door, other words.
 
     values [*lead, Tq, 4]. What goes to a learned sink counts as special.

@@ -14,7 +14,7 @@ from eyeline.views.labels import cells, shorten
 from eyeline.views.shading import Grid
 
 if TYPE_CHECKING:
-    from eyeline.looking import Look, Target
+    from eyeline.looking.data import Look, Target
 
 AT, BY = "#2563eb", "#d97706"  # where a word looks, who looks at it
 _INK, _PAPER = "#1f2328", "#ffffff"

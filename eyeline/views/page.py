@@ -18,8 +18,7 @@ from eyeline.views.shading import Grid, overview_shades
 from eyeline.views.terminal import named, number, size
 
 if TYPE_CHECKING:
-    from eyeline.looking import Look
-    from eyeline.looking.data import Target
+    from eyeline.looking.data import Look, Target
 
 _LEVELS = 20  # shades of a cell
 _TEXT = 4000  # characters of the text that are shown

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eyeline.looking import Look
+    from eyeline.looking.data import Look
 
 
 @dataclass(frozen=True)

