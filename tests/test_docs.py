@@ -31,6 +31,7 @@ READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
 PAGES = [*READMES, *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = [*PAGES, *(ROOT / name for name in ("DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LONG = {"own_reading"}  # forward and backward over 16 384 tokens
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
@@ -73,7 +74,11 @@ def test_snippets_run_and_print_what_the_page_says(path, tmp_path, monkeypatch):
             assert printed.getvalue().rstrip() == following[1].rstrip(), code
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.slow] if p.stem in LONG else []) for p in EXAMPLES],
+    ids=name_of,
+)
 def test_examples_run(path, tmp_path):
     done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

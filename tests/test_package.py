@@ -18,7 +18,8 @@ import eyeline
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "eyeline"
 
-# A module imports only modules that stand before it. `integrations` belongs to `seen`.
+# A module imports only modules that stand before it. `integrations` is how `seen` and `models`
+# reach into other libraries; it stands with `seen`.
 ORDER = [
     "errors",
     "visibility",
@@ -26,18 +27,19 @@ ORDER = [
     "biases",
     "problem",
     "backends",
+    "indexing",
     "lazy",
     "api",
     "functional",
     "readings",
     "tokens",
-    "integrations",
     "seen",
     "models",
     "glossary",
     "looking",
     "views",
     "cli",
+    "__main__",
 ]
 
 # What `import eyeline` must not load: these take seconds, or are not needed to compute.
@@ -79,6 +81,10 @@ def unit(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def place(name: str) -> int:
+    return ORDER.index("seen" if name == "integrations" else name)
+
+
 def imported(path: Path) -> Iterator[str]:
     """Every unit of eyeline that a file imports, anywhere in it."""
     package = ("eyeline", *path.relative_to(PACKAGE).parent.parts)
@@ -103,12 +109,10 @@ def test_imports_go_one_way(path):
     own = unit(path)
     if own == "__init__":  # the door itself
         return
-    assert own in ORDER, f"{own} has no place in the import order"
     for name in imported(path):
-        assert name in ORDER, f"{path.name} imports eyeline.{name}, which is no module"
         if name == "integrations":
-            assert own in {"seen", "integrations"}, f"{path.name} reaches into integrations"
-        assert ORDER.index(name) <= ORDER.index(own), f"{path.name} imports {name}, after it"
+            assert own in {"seen", "models", "integrations"}, f"{path.name} imports {name}"
+        assert place(name) <= place(own), f"{path.name} imports {name}, which stands after it"
 
 
 def test_import_is_light():
@@ -122,7 +126,7 @@ def test_import_is_light():
 
 def test_few_names():
     assert len(set(eyeline.__all__)) == len(eyeline.__all__) <= MOST_NAMES
-    assert set(eyeline.__all__) <= set(dir(eyeline))
+    assert all(hasattr(eyeline, name) for name in eyeline.__all__)
 
 
 @pytest.mark.parametrize("name", eyeline.__all__)
@@ -138,7 +142,8 @@ def test_every_name_has_an_example_that_shows_a_number(name):
     assert any(re.search(r"\d", example.want) for example in examples), f"{name} shows no number"
     assert "+SKIP" not in text
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-    test = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
+    given = dict(vars(sys.modules[getattr(named, "__module__", "eyeline")]))
+    test = doctest.DocTestParser().get_doctest(text, given, name, None, None)
     failed, attempted = doctest.DocTestRunner(optionflags=flags).run(test)
     assert attempted
     assert not failed
