@@ -13,6 +13,8 @@ from torch import Tensor
 
 from eyeline.errors import DtypeError, ShapeError
 
+__all__ = ["RelativeBias", "alibi", "alibi_slopes", "relative"]
+
 
 @dataclass(frozen=True, eq=False)
 class RelativeBias(ABC):
