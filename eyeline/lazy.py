@@ -189,7 +189,7 @@ class Weights(LazyMatrix):
     tensor([[1.0000, 0.0000, 0.0000],
             [0.1192, 0.8808, 0.0000],
             [0.1065, 0.1065, 0.7870]])
-    weights [3, 3] float32 · causal() · keeps 144 bytes, the dense tensor would take 36 bytes
+    weights [3, 3] float32 · causal() · keeps 120 bytes, the dense tensor would take 36 bytes
     >>> weights[-1]                      # where the last token looks
     tensor([0.1065, 0.1065, 0.7870])
     >>> weights.sum(-2)                  # what each key receives

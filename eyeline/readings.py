@@ -369,7 +369,7 @@ def pooled(
     >>> import torch, eyeline
     >>> from eyeline.readings import pooled
     >>> pooled(eyeline.weights(torch.zeros(4, 1), torch.zeros(4, 1), eyeline.causal()), 2, 2).values
-    tensor([[0.3750, 0.0000],
+    tensor([[0.5000, 0.0000],
             [0.2917, 0.2083]])
     """
     if reduce not in ("mean", "max"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -122,9 +122,10 @@ def backward_pass(
             G = _value_gradient(strip, values, dv)
         direct = None
         if terms:
-            pulled, direct, down = _pull(strip, terms, view, own)
-            G = pulled if G is None else G if pulled is None else G.add_(pulled)
-            r = down if r is None else r if down is None else r + down
+            pulled = _pull(strip, terms, view, own)
+            G = pulled.weights if G is None else G if pulled.weights is None else G.add_(pulled.weights)
+            r = pulled.lse if r is None else r if pulled.lse is None else r + pulled.lse
+            direct = pulled.scores
         sums.add(strip, G, r, direct)
     return Gradients(sums.gradients(), dv, [tuple(o) for o in own])
 
@@ -143,48 +144,61 @@ def _value_gradient(strip: Strip, values: Values, dv: Tensor | None) -> Tensor:
     return dropped(strip, values.dropout, G)
 
 
-def _pull(
-    strip: Strip, terms: Sequence[Term], view: View, own: list[list[Tensor]]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients at the strip's weights, at its scores and at its lse, by differentiating each reduction on the strip."""
-    with torch.enable_grad():
-        weights = strip.weights.detach().requires_grad_()
-        scores = None if strip.scores is None else strip.scores.detach().requires_grad_()
-        m = strip.m.detach().requires_grad_()  # lse = m + log l: m stands for it
-        leaves = [weights, m] if scores is None else [weights, m, scores]
-        shown = view.of(replace(strip, weights=weights, scores=scores, m=m))
-        outs, grads, mine = [], [], []
-        for term in terms:
-            tensors = tuple(t.detach().requires_grad_() for t in term.reduction.tensors)
-            mine.append(tensors)
-            leaves += tensors
-            result, grad = term.result, term.grad
-            if term.reduction.join == "rows":
-                at = (shown.n, shown.h, shown.rows)
-                result, grad = tuple(t[at] for t in result), grad[at]
-            elif not term.reduction.whole:
-                result, grad = tuple(t[shown.n, shown.h] for t in result), grad[shown.n, shown.h]
+@dataclass
+class _Pulled:
+    """Gradients that reductions send to a strip: at its weights, at its scores and at its lse."""
+
+    weights: Tensor | None = None
+    scores: Tensor | None = None
+    lse: Tensor | None = None
+
+    def add(self, name: str, grad: Tensor | None) -> None:
+        if grad is not None:
+            kept = getattr(self, name)
+            setattr(self, name, grad if kept is None else kept.add_(grad))
+
+
+def _pull(strip: Strip, terms: Sequence[Term], view: View, own: list[list[Tensor]]) -> _Pulled:
+    """Differentiate each reduction on the strip, one after the other: their intermediate tensors never add up."""
+    pulled = _Pulled()
+    for term, sums in zip(terms, own, strict=True):
+        leaves = {"weights": strip.weights, "lse": strip.m}  # lse = m + log l: m stands for it
+        if strip.scores is not None:
+            leaves["scores"] = strip.scores
+        leaves = {name: t.detach().requires_grad_() for name, t in leaves.items()}
+        tensors = tuple(t.detach().requires_grad_() for t in term.reduction.tensors)
+        with torch.enable_grad():
+            free = replace(strip, weights=leaves["weights"], m=leaves["lse"], scores=leaves.get("scores"))
+            shown = view.of(free)
+            result, grad = _at_strip(term, shown)
             out = term.reduction.with_tensors(tensors).again(shown, result)
-            if term.reduction.join == "keys":
-                grad = shown.pick_keys(grad)
-            if out.requires_grad:
-                outs.append(out)
-                grads.append(grad.to(out.dtype).expand(out.shape))
-        if not outs:
-            return None, None, None
-        found = torch.autograd.grad(outs, leaves, grads, allow_unused=True)
-    at_own = found[len(leaves) - sum(map(len, mine)) :]
-    flat = [o for tensors in own for o in tensors]
-    for into, g in zip(flat, at_own, strict=True):
-        if g is not None:
-            into += g
-    G = found[0]
-    if G is not None and strip.visible is not None:
-        G = G.masked_fill(~strip.visible, 0.0)
-    direct = found[2] if scores is not None else None
-    if direct is not None and strip.visible is not None:
-        direct = direct.masked_fill(~strip.visible, 0.0)
-    return G, direct, found[1]
+        if not out.requires_grad:
+            continue
+        if term.reduction.join == "keys":
+            grad = shown.pick_keys(grad)
+        grad = grad.to(out.dtype).expand(out.shape)
+        found = torch.autograd.grad(out, [*leaves.values(), *tensors], grad, allow_unused=True)
+        for name, g in zip(leaves, found, strict=False):
+            pulled.add(name, g)
+        for into, g in zip(sums, found[len(leaves) :], strict=True):
+            if g is not None:
+                into += g
+    if strip.visible is not None:
+        for g in (pulled.weights, pulled.scores):
+            if g is not None:
+                g.masked_fill_(~strip.visible, 0.0)
+    return pulled
+
+
+def _at_strip(term: Term, shown: Strip) -> tuple[Result, Tensor]:
+    """The part of a term's result and gradient that belongs to a strip."""
+    if term.reduction.join == "rows":
+        at: tuple[slice, ...] = (shown.n, shown.h, shown.rows)
+    elif term.reduction.whole:
+        return term.result, term.grad
+    else:
+        at = (shown.n, shown.h)
+    return tuple(t[at] for t in term.result), term.grad[at]
 
 
 def _add_keys(into: Tensor, strip: Strip, t: Tensor) -> None:

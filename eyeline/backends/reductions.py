@@ -289,7 +289,7 @@ class TopQueries(Reduction):
     def better(self, kept: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         values, rows = torch.cat((kept[0], new[0]), -1), torch.cat((kept[1], new[1]), -1)
         # Stable, so that among equals the earlier query stays.
-        order = values.sort(-1, descending=True, stable=True).indices[..., : self.k]
+        order = values.sort(dim=-1, descending=True, stable=True).indices[..., : self.k]
         return values.gather(-1, order), rows.gather(-1, order)
 
     def again(self, strip: Strip, result: tuple[Tensor, ...]) -> Tensor:

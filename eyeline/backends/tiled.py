@@ -64,7 +64,9 @@ class Tiled(Backend):
                 return found
         whole = view.mean_heads or any(t.reduction.whole for t in terms)
         keep = any(t.reduction.reads_scores for t in terms)
-        strips = self._strips(problem, whole=whole, keep_scores=keep, keep_capped=True)
+        # Differentiating a reduction takes several tensors of a strip's size: smaller strips, the same memory.
+        cut = replace(self, elements=self.elements // 2) if terms else self
+        strips = cut._strips(problem, whole=whole, keep_scores=keep, keep_capped=True)
         return backward_pass(problem, strips, values, terms, view, lse_grad, wanted)
 
     def tile(
