@@ -28,6 +28,7 @@ help: ## this list
 
 look: .venv/.look ## install what is missing, then look into a real model (TEXT="your own words")
 	@$(BIN)/eyeline look "$(TEXT)"
+	@echo; echo "To type such commands yourself, once in each terminal: source .venv/bin/activate"
 
 models: .venv/.look ## install the bundled models and say which are there
 	@$(BIN)/eyeline info
