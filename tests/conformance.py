@@ -120,7 +120,7 @@ def check(setting: Setting, ask: Question, answer: Answer, backend: Any, what: s
             continue
         slope = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         assert slope.isfinite().all(), f"{what}: d{name} is not finite"
-        agree(slope, reference, rough, f"{what}: d{name}")
+        agree(slope, reference, rough, f"{what}: d{name}", beside=exact)
 
 
 def inputs(

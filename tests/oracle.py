@@ -51,7 +51,7 @@ def dense(
     if sinks is not None:  # one more key that has a logit and no value
         sink = sinks.to(dtype).reshape(-1, 1, 1) if q.dim() > 3 else sinks.to(dtype).reshape(1, 1)
         logits = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], dim=-1)
-    logits = torch.cat([logits, torch.full_like(logits[..., :1], HIDDEN)], dim=-1)  # for Tk = 0
+    logits = torch.nn.functional.pad(logits, (0, 1), value=HIDDEN)  # a maximum where Tk = 0
     largest = logits.detach().amax(-1, keepdim=True)
     largest = torch.where(largest == HIDDEN, 0.0, largest)
     total = torch.exp(logits - largest).sum(-1, keepdim=True)

@@ -13,6 +13,12 @@ import eyeline
 
 matplotlib.use("Agg")
 
+# BertViz leaves its script files to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
 TEXT = "the keys to the old cabinet are on the table because they were too heavy to carry up here ."
 TOKENS = TEXT.split()
 HEADS, LAYERS = 4, 2
@@ -47,9 +53,12 @@ def attention_heads(weights: list[Any], tokens: list[str]) -> str:
 def imshow(weights: list[Any], tokens: list[str]) -> str:
     import matplotlib.pyplot as plt
 
+    picture = weights[0][0, 0]
+    if type(picture) is torch.Tensor:  # a plain tensor's __array__ draws a warning from numpy 2
+        picture = picture.numpy()
     figure, axes = plt.subplots()
     try:
-        image = axes.imshow(weights[0][0, 0])
+        image = axes.imshow(picture)
         figure.canvas.draw()
         return repr(image.get_array()[0].tolist())
     finally:
@@ -70,7 +79,7 @@ def test_takes_lazy_weights_unchanged(tool: Callable[[list[Any], list[str]], str
     lazy = layers(20)
     page = tool(lazy, TOKENS)
     exact = tool([w.to_dense() for w in lazy], TOKENS)
-    number = f"{float(lazy[0][0, 0, 0, 0]):.4f}"
+    number = repr(float(lazy[0][0, 0, 0, 0]))[:6]
     assert number in page
     assert number in exact
     assert len(page) == len(exact)

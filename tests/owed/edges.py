@@ -15,6 +15,7 @@ from tests.conformance import DTYPES, Setting, check, inputs, owed
 from tests.owed.questions import QUESTIONS
 from tests.owed.values import everything, out_of
 from tests.rules import RULES
+from tests.tolerance import agree
 
 
 @owed()
@@ -327,9 +328,11 @@ def statistics_are_float32(backend: str, dtype: torch.dtype) -> None:
         q, torch.zeros(5000, 4, dtype=dtype), torch.ones(5000, 4, dtype=dtype), backend=backend
     )
     assert w.lse.dtype == torch.float32
-    torch.testing.assert_close(w.lse, torch.tensor([5000.0]).log())
+    # torch's fused operator takes its exponentials to 20 bits in half precision.
+    near = 1e-6 if dtype == torch.float32 else 2.0**-16
+    torch.testing.assert_close(w.lse, torch.tensor([5000.0]).log(), rtol=near, atol=0)
     torch.testing.assert_close(w.sum(-1).float(), torch.ones(1))
-    torch.testing.assert_close(out, torch.ones_like(out))
+    torch.testing.assert_close(out, torch.ones_like(out), rtol=1e-4, atol=0)
 
 
 @owed()
@@ -338,9 +341,10 @@ def autocast_casts_as_sdpa_does(backend: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out, w = eyeline.attention(q, k, v, backend=backend)
         theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    assert out.dtype == theirs.dtype == torch.bfloat16
-    assert w.dtype == torch.bfloat16
-    torch.testing.assert_close(out, theirs)
+    assert out.dtype == theirs.dtype == w.dtype == torch.bfloat16
+    exact = oracle.dense(*(x.bfloat16() for x in (q, k, v)))
+    agree(out, out_of(exact), theirs, "out")
+    agree(w.to_dense(), exact.weights, exact.weights.bfloat16(), "weights")
 
 
 ZEROS = {
@@ -413,21 +417,24 @@ def large_scores(backend: str, size: int, rule: str) -> None:
     """Rows, tiles and entropy against float64 of the same float32 scores."""
     mask, _ = RULES[rule]((1, 2), 300, 400)
     q, k, _ = inputs(300, 400, lead=(1,), D=64)
-    w = eyeline.weights(q * size / 30, k, mask, backend=backend)
+    w = eyeline.weights(q * size / 4, k, mask, backend=backend)
     scores = w.scores().double()
     assert scores[scores.isfinite()].abs().max() > size / 2
     exact = scores.softmax(-1)
     dense = w.to_dense().double()
     assert (dense.sum(-1) - 1).abs().max() < 1e-4
+    assert (w.sum(-1) - 1).abs().max() < 1e-4
     assert (dense - exact).abs().max() < 1e-4
-    assert (w[..., 7, :].double() - exact[..., 7, :]).abs().max() < 1e-4
-    assert (
-        w[..., 100:200, 50:90].to_dense().double() - exact[..., 100:200, 50:90]
-    ).abs().max() < 1e-4
-    assert (w[..., 60].double() - exact[..., 60]).abs().max() < 1e-4
+    tile = w[..., 100:200, 50:90].to_dense().double()
+    assert (tile - exact[..., 100:200, 50:90]).abs().max() < 1e-4
     assert (eyeline.entropy(w).values.double() - oracle.entropy(exact)).abs().max() < 1e-3
     assert (eyeline.received(w).values.double() - exact.sum(-2)).abs().max() < 1e-2
-    assert (w.sum(-1) - 1).abs().max() < 1e-4
+    # Asked alone, a row's or column's scores may be summed in another order: their own roundings.
+    rounding = 4 * torch.finfo(torch.float32).eps * float(scores[scores.isfinite()].abs().max())
+    row, column = w[..., 7, :].double(), w[..., 60].double()
+    assert (row.sum(-1) - 1).abs().max() < 1e-4
+    assert (row - exact[..., 7, :]).abs().max() < rounding
+    assert (column - exact[..., 60]).abs().max() < rounding
 
 
 @owed(huge=[1e4, 1e8])

@@ -184,7 +184,8 @@ def indices_say_where(backend: str) -> None:
     assert torch.equal(weights.argmax(-1), exact.argmax(-1))
     assert torch.equal(weights.argmax(-2), exact.argmax(-2))
     assert torch.equal(weights.max(-1).indices, exact.argmax(-1))
-    assert torch.equal(weights.topk(2, dim=-2).indices, exact.topk(2, dim=-2).indices)
+    among = exact.topk(2, dim=-2)  # the last key is seen by one query alone
+    assert torch.equal(weights.topk(2, dim=-2).indices, among.indices.where(among.values > 0, -1))
     assert torch.equal(eyeline.top(weights, k=3).indices, exact.topk(3).indices)
     assert torch.equal(readings.max_score(weights).indices, setting.dense().scores.argmax(-1))
     values, indices = weights.topk(2)
