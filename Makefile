@@ -8,7 +8,8 @@ export HF_HUB_OFFLINE := 1
 PIP_ARGS ?=
 # More arguments for pytest: make test PYTEST_ARGS="-k masks"
 PYTEST_ARGS ?=
-TEXT ?= The keys to the old cabinet are on the table because they were too heavy to carry.
+# Handed on as an environment variable, so that quotes in it stay text.
+export TEXT ?= The keys to the old cabinet are on the table because they were too heavy to carry.
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
@@ -27,7 +28,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 look: .venv/.look ## install what is missing, then look into a real model (TEXT="your own words")
-	@$(BIN)/eyeline look "$(TEXT)"
+	@$(BIN)/eyeline look "$$TEXT"
 	@echo; echo "To type such commands yourself, once in each terminal: source .venv/bin/activate"
 
 models: .venv/.look ## install the bundled models and say which are there
