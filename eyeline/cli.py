@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import sys
 from enum import Enum
 from pathlib import Path
@@ -115,7 +116,7 @@ def look(
     from eyeline.views.terminal import show
 
     console = Console()
-    show(found, console, source=source)
+    show(found, console, source=source, program=_program())
     say = Phrases(spoken)
     for path in (html, svg):
         if path is not None:
@@ -169,7 +170,7 @@ def main() -> None:
 def _text(text: str | None, file: Path | None) -> tuple[str, str]:
     """The text, and how it was named on the command line."""
     from eyeline.looking.data import DEFAULT_TEXT
-    from eyeline.views.terminal import quoted
+    from eyeline.views.terminal import named, quoted
 
     if file is not None and text is not None:
         raise EyelineError("A text and --file were given: give one of them.")
@@ -186,7 +187,28 @@ def _text(text: str | None, file: Path | None) -> tuple[str, str]:
             return piped, "-"
     if text == "-":
         return sys.stdin.read(), "-"
-    return (DEFAULT_TEXT, "") if text is None else (text, quoted(text))
+    text = DEFAULT_TEXT if text is None else text
+    return text, named(text)
+
+
+def _program() -> str:
+    """How eyeline was started, so that the commands it names can be typed: its name, or its path."""
+    started = sys.argv[0]
+    if Path(started).name == "__main__.py":
+        return f"{_typed(sys.executable, 'python')} -m eyeline"
+    return _typed(started, "eyeline")
+
+
+def _typed(path: str, name: str) -> str:
+    """The name where typing it finds this very file, else its path."""
+    from eyeline.views.terminal import quoted
+
+    found = shutil.which(name)
+    if found is not None and Path(found).resolve() == Path(path).resolve():
+        return name
+    if shutil.which(path) is None:
+        return name
+    return path if " " not in path else quoted(path)
 
 
 def _writable(*paths: Path | None) -> None:

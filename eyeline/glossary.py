@@ -5,6 +5,8 @@ from __future__ import annotations
 import locale
 import os
 
+from eyeline.errors import EyelineError
+
 LANGUAGES = ("en", "zh")
 
 # key: (English, Chinese). The terms are those of the field and of the courses that teach it:
@@ -34,7 +36,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "unit words": ("words", "词"),
     "unit pieces": ("pieces", "词片"),
     "never stored": (
-        "Weights read in strips of rows; the whole ({layers}×{heads}×{tokens}×{tokens}, {size})"
+        "Read in strips of rows: the whole ({layers}×{heads}×{tokens}×{tokens}, {size})"
         " was never stored.",
         "注意力权重按行分条读取；整个矩阵（{layers}×{heads}×{tokens}×{tokens}，{size}）从未保存。",
     ),
@@ -106,6 +108,7 @@ TABLE: dict[str, tuple[str, str]] = {
     # the fan
     "fan": ("“{token}” (word {index}) in {head}", "{head} 中的“{token}”（第 {index} 个）"),
     "looks at": ("looks at", "它看谁"),
+    "fan looks at": ("“{token}” looks at", "“{token}”看谁"),
     "looked at by": ("is looked at by", "谁看它"),
     "several": (
         "“{token}” stands here {count} times ({places}); this is the first."
@@ -119,6 +122,10 @@ TABLE: dict[str, tuple[str, str]] = {
     "nothing": ("no other word", "没有别的词"),
     # what to try next
     "next": ("Try next", "接着试试"),
+    "next, again": (
+        "Try next, the same text on standard input",
+        "接着试试（文字同样从标准输入给出）",
+    ),
     "next token": ("whom “{token}” looks at", "“{token}”在看谁"),
     "next sharp": ("the sharpest heads instead", "改看最集中的头"),
     "next head": ("another head", "另一个头"),
@@ -163,6 +170,8 @@ def language(asked: str | None = None) -> str:
     'zh'
     """
     if asked:
+        if asked not in LANGUAGES:
+            raise EyelineError(f"There is no language “{asked}”: choose {' or '.join(LANGUAGES)}.")
         return asked
     named = next((v for v in map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG")) if v), None)
     if named is None:

@@ -229,6 +229,22 @@ def test_a_reader_that_stops_early_is_no_error():
     assert done.stdout.startswith("eyeline")
 
 
+def test_commands_start_with_what_finds_eyeline(monkeypatch, tmp_path):
+    script = tmp_path / "bin" / "eyeline"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setattr(sys, "argv", ["bin/eyeline"])
+    assert cli._program() == "bin/eyeline"
+    monkeypatch.setenv("PATH", str(script.parent))
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    assert cli._program() == "eyeline"
+    monkeypatch.setattr(sys, "argv", [str(Path(cli.__file__).parent / "__main__.py")])
+    assert cli._program() == f"{sys.executable} -m eyeline"
+
+
 def test_module_and_script_are_the_same(run):
     done = process("look", TEXT, "--json")
     shown = run("look", TEXT, "--json")

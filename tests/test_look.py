@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +18,10 @@ import eyeline
 from eyeline.errors import EyelineError, ModelError
 from eyeline.looking import DEFAULT_TEXT, READINGS, Look, look
 from eyeline.models import LoadedModel, load
+from eyeline.views.figure import figure
 from tests.looks import merged
+
+ROOT = Path(__file__).resolve().parent.parent
 
 PIECES = "Eyeglasses unbelievably outshine antidisestablishmentarianism, don't they?"
 
@@ -216,6 +221,7 @@ def test_token_is_a_word_or_its_index(minilm):
         ({"token": "99"}, "There is no word 99: the words are 0 to 19."),
         ({"by": "beauty"}, "choose one of words, special, self, near, entropy, distance"),
         ({"top": 0}, "give 1 or more"),
+        ({"lang": "fr"}, "There is no language “fr”: choose en or zh."),
     ],
 )
 def test_errors_say_what_there_is(minilm, asked, said):
@@ -249,7 +255,7 @@ def test_long_text_is_pooled_and_never_dense(causal, monkeypatch):
     text = "the old keys and the cabinet table were heavy " * 80
     whole = look(text, causal, layer=1, head=3, token=400, top=2)
     monkeypatch.setattr(eyeline, "dense_limit", 4 * 2**21)  # a quarter of the strips' memory
-    assert len(whole.map.edges) == 65
+    assert len(whole.map.edges) == 61
     assert whole.map.edges[:2] == (0, 1)
     assert whole.map.edges[-2:] == (len(whole.words) - 1, len(whole.words))
     raw = eager(causal, text)[1][3]
@@ -324,8 +330,8 @@ def test_8000_tokens_of_prose_stay_within_2_gb():
     tokens, kilobytes, cells = map(int, done.stderr.split()[-3:])
     assert 7900 <= tokens <= 8000
     assert kilobytes < 2 * 2**20
-    assert cells == 64
-    assert "drawn as 32 cells" in done.stdout
+    assert cells == 60
+    assert "drawn as 31 cells" in done.stdout
     # 30 layers × 9 heads × 8000 × 8000 × 4 bytes
     assert "69 GB" in done.stdout
 
@@ -340,3 +346,14 @@ def test_smollm2_equals_eager_attention():
     torch.testing.assert_close(shown, merged(raw, spans), rtol=0, atol=1e-5)
     they, keys = seen.words.index("they"), seen.words.index("keys")
     assert shown[they, keys] == pytest.approx(0.70, abs=0.02)
+
+
+def test_the_picture_in_the_readme_is_what_look_draws(minilm):
+    stored = ROOT / "docs" / "assets" / "they-keys.svg"
+    drawn = figure(look(DEFAULT_TEXT, minilm, token="they", lang="en"))
+    told = [
+        [element.text for element in ElementTree.fromstring(svg).iter()]
+        for svg in (stored.read_text("utf-8"), drawn)
+    ]
+    assert told[0] == told[1]
+    assert "0.48" in told[0]

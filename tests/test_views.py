@@ -203,7 +203,7 @@ def test_commands_name_a_word_only_where_that_finds_it():
     look = made_up(words)
     for unit, argument in ((1, "the"), (3, "3"), (4, "4")):
         chosen = look.fan.__class__(unit, (), (), (unit,))
-        commands = [c for c, _ in next_commands(made_up(words, fan=chosen), "")]
+        commands = [c for c, _ in next_commands(made_up(words, fan=chosen), "eyeline look")]
         assert any(f"--token {argument} " in command for command in commands)
 
 

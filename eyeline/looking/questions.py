@@ -16,7 +16,8 @@ from eyeline.readings import Reading, RowTiles, distance, entropy, mass, pooled,
 from eyeline.seen import Seen
 
 SHARES = ("special", "self", "near", "words")
-CELLS = 64  # a map has at most this many rows and columns, however long the text
+CELLS = 64  # a map has at most this many rows and columns, however long the text;
+POOLED = 60  # that of a longer text so many: halved and with its special tokens it fits 80 columns
 NAMED = 5  # so many are named of a fan and of the strongest pairs, or `top` if that is more
 _DENSE = 2**21  # entries of weights that are dense at one time
 
@@ -111,9 +112,9 @@ def _edges(units: Units) -> list[int]:
         return list(range(count + 1))
     first = next((u for u in range(count) if not units.sink[u]), 0)
     last = next((u for u in range(count, 0, -1) if not units.sink[u - 1]), count)
-    if first + count - last > CELLS // 2:  # a text of special tokens
+    if first + count - last > POOLED // 2:  # a text of special tokens
         first, last = 0, count
-    cells = CELLS - first - (count - last)
+    cells = POOLED - first - (count - last)
     inner = [first + (last - first) * c // cells for c in range(cells)]
     return [*range(first), *inner, *range(last, count + 1)]
 

@@ -39,6 +39,7 @@ def fan(look: Look, ink: str = _INK, paper: str | None = _PAPER) -> str:
     """
     assert look.fan is not None
     say = Phrases(look.lang)
+    halo = paper or "var(--paper)"  # inside a page the ground is the page's
     word = look.fan.word
     shown = _shown(look)
     places, width = _line(look, shown)
@@ -47,19 +48,20 @@ def fan(look: Look, ink: str = _INK, paper: str | None = _PAPER) -> str:
     base = 46 + up  # the words' line
     height = base + 34 + down
     parts = [_text(16, 24, f"{look.title} · {look.name}", ink, "start", size=13, soft=True)]
-    sides = ((AT, "looks at", arcs_at, -1), (BY, "looked at by", arcs_by, 1))
+    to = AT if paper else "rgb(var(--hue))"
+    sides = ((to, "fan looks at", arcs_at, -1), (BY, "looked at by", arcs_by, 1))
     for colour, key, arcs, side in sides:
         edge = base + (-_SIZE - 2 if side < 0 else 8)
         numbers = _numbers(places, word, arcs, edge, side)
         parts += [_arc(places[word], places[t.word], t.weight, edge, side, colour) for t in arcs]
         parts += [
-            _text(x, y, f"{target.weight:.2f}", colour, "middle", size=12)
+            _text(x, y, f"{target.weight:.2f}", colour, "middle", size=12, halo=halo)
             for target, (x, y) in zip(arcs, numbers, strict=True)
         ]
-        label = f"“{_name(look, word)}” {say(key)}" if side < 0 else say(key)
+        label = say(key, token=_name(look, word))
         at = 24 if side < 0 else height - 12
         parts.append(_text(width - 16, at, label, colour, "end", size=13))
-    strength = {t.word: AT for t in arcs_at} | {word: ink}
+    strength = {t.word: to for t in arcs_at} | {word: ink}
     for unit in shown:
         parts.append(
             _text(
@@ -196,9 +198,11 @@ def _text(
     soft: bool = False,
     bold: bool = False,
     turn: str = "",
+    halo: str = "",
 ) -> str:
     extra = ' fill-opacity=".6"' if soft else ""
     extra += ' font-weight="600"' if bold else ""
+    extra += f' stroke="{halo}" stroke-width="3" paint-order="stroke"' if halo else ""
     extra += f' transform="{turn}"' if turn else ""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{colour}"'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
@@ -33,6 +34,16 @@ def shorten(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def repeated(words: Sequence[str]) -> frozenset[int]:
+    """The places of words that stand in a text more than once, which need their numbers.
+
+    >>> sorted(repeated(("the", "key", "the")))
+    [0, 2]
+    """
+    counts = Counter(words)
+    return frozenset(place for place, word in enumerate(words) if counts[word] > 1)
 
 
 def cells(words: Sequence[str], edges: Sequence[int], limit: int) -> list[str]:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from eyeline.glossary import Phrases
 from eyeline.views.figure import fan
-from eyeline.views.labels import cells, printable, shorten
+from eyeline.views.labels import cells, printable, repeated, shorten
 from eyeline.views.shading import Grid, overview_shades
-from eyeline.views.terminal import named, number, size
+from eyeline.views.terminal import named, number, seconds, size
 
 if TYPE_CHECKING:
-    from eyeline.looking.data import Look, Target
+    from eyeline.looking.data import Look
 
 _LEVELS = 20  # shades of a cell
-_TEXT = 4000  # characters of the text that are shown
+_TEXT = 1500  # characters of the text that are shown
 _LISTED = 100  # words whose looks are listed
 _NAMED_CELLS = 32  # up to this many rows every cell carries its two words
 
@@ -91,7 +91,7 @@ def _head(look: Look, say: Phrases) -> Iterator[str]:
         **counts,
         words=len(look.words),
         unit=say("unit pieces" if look.pieces else "unit words"),
-        seconds=f"{look.seconds:.2f}",
+        seconds=seconds(look.seconds),
     )
     dense = 4 * look.layers * look.heads * look.tokens**2
     yield f"<p>{escape(facts)}</p>"
@@ -163,8 +163,9 @@ def _fan(look: Look, say: Phrases) -> Iterator[str]:
     count = sum(len(row) for row in look.overview)
     yield f"<h2>{escape(say('pairs', token=word, count=count))}</h2>"
     yield '<table class="list">'
+    same = repeated(look.words)
     for pair in look.pairs:
-        to = escape(shorten(look.words[pair.word], 40))
+        to = _numbered(look, pair.word, same)
         place = f"L{pair.layer} H{pair.head}"
         yield (
             f"<tr><td>{escape(word)} → <b>{to}</b></td><td>{pair.weight:.2f}</td>"
@@ -218,12 +219,17 @@ def _glances(look: Look, say: Phrases) -> Iterator[str]:
     count = {"count": len(listed), "words": len(look.glances)}
     title = say("most of all" if long else "most each", head=look.name, **count)
     yield f'<h2>{escape(title)}</h2>\n<table class="list">'
+    same = repeated(look.words)
     for glance in listed:
-        targets = " · ".join(_target(look, target) for target in glance.at[:10])
+        targets = " · ".join(
+            f"{_numbered(look, t.word, same)} {t.weight:.2f}" for t in glance.at[:10]
+        )
         word = escape(shorten(look.words[glance.word], 24))
         yield f"<tr><th>{glance.word}</th><td>{word}</td><td>{targets}</td></tr>"
     yield f'</table>\n<p class="soft">{escape(say("page made"))}</p>'
 
 
-def _target(look: Look, target: Target) -> str:
-    return f"{escape(shorten(look.words[target.word], 24))} {target.weight:.2f}"
+def _numbered(look: Look, word: int, same: frozenset[int]) -> str:
+    """The word as HTML, with its number where others are spelled the same."""
+    number_of = f"({word})" if word in same else ""
+    return escape(shorten(look.words[word], 24)) + number_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from eyeline.glossary import Phrases
 from eyeline.looking.data import DEFAULT_TEXT, DEFAULT_TOKEN
-from eyeline.views.labels import cells, printable, shorten
+from eyeline.views.labels import cells, printable, repeated, shorten
 from eyeline.views.shading import Grid, overview_shades
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ _AT, _BY, _SOFT = "rgb(64,128,240)", "rgb(208,120,20)", "dim"
 _NARROWEST = 60  # below this lines wrap rather than vanish
 _LABEL = 14  # cells for a word
 _MAP_ROWS = 32  # a map of a long text is pooled to this
+_LONGEST = 400  # characters of a text that are repeated in a command
 _LISTED = 12  # words listed of a long text
 _RAMP, _ASCII_RAMP = " ·░▒▓█", " .:+*@"
 _ASCII = str.maketrans(
@@ -39,22 +39,28 @@ def screen(look: Look, width: int = 80) -> str:
     return file.getvalue().rstrip("\n")
 
 
-def show(look: Look, console: Console, encoding: str | None = None, source: str = "") -> None:
+def show(
+    look: Look,
+    console: Console,
+    encoding: str | None = None,
+    source: str | None = None,
+    program: str = "eyeline",
+) -> None:
     """Print the screen of a look on a console.
 
     `encoding` is the output's (the console's own unless given); `source` how the text was named on
-    the command line, for the commands to try next.
+    the command line and `program` how eyeline was started, for the commands to try next.
     """
-    _Screen(look, console, encoding or console.encoding, source or named(look.text)).show()
+    start = f"{program} look {named(look.text) if source is None else source}".rstrip()
+    _Screen(look, console, encoding or console.encoding, start).show()
 
 
-def next_commands(look: Look, source: str, lang: str | None = None) -> list[tuple[str, str]]:
+def next_commands(look: Look, base: str, lang: str | None = None) -> list[tuple[str, str]]:
     """(command, what it shows) for a look: each can be run as it stands.
 
-    `source` is how the text was named: quoted, a --file option, "-", or "" for the default text.
+    `base` starts eyeline on the same text: "eyeline look", and the text as it was named.
     """
     say = Phrases(lang or look.lang)
-    base = f"eyeline look {source}".rstrip()
     same = base if look.model == "minilm" else f"{base} --model {shlex.quote(look.model)}"
     token = look.fan.word if look.fan else _telling(look)
     asked = "" if token is None else f" --token {_argument(look, token)}"
@@ -99,8 +105,10 @@ def _escaped(char: str) -> str:
 
 
 def named(text: str) -> str:
-    """A text as `eyeline look` takes it; nothing for the text that it takes by itself."""
-    return "" if text == DEFAULT_TEXT else quoted(text)
+    """A text as `eyeline look` takes it: itself if it is short, nothing for the default text."""
+    if text == DEFAULT_TEXT:
+        return ""
+    return quoted(text) if len(text) <= _LONGEST else "-"
 
 
 def size(count: float) -> str:
@@ -114,6 +122,15 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def seconds(count: float) -> str:
+    """Seconds for people.
+
+    >>> seconds(0.0312), seconds(83.4)
+    ('0.03', '83')
+    """
+    return f"{count:.2f}" if count < 10 else f"{count:.0f}"
 
 
 def _argument(look: Look, unit: int) -> str:
@@ -137,8 +154,8 @@ def _telling(look: Look) -> int | None:
 class _Screen:
     """One look on one console."""
 
-    def __init__(self, look: Look, console: Console, encoding: str, source: str) -> None:
-        self.look, self.console, self.source = look, console, source
+    def __init__(self, look: Look, console: Console, encoding: str, base: str) -> None:
+        self.look, self.console, self.base = look, console, base
         self.encoding = encoding
         self.unicode = encoding.lower().startswith("utf")
         phrases = Phrases(look.lang)
@@ -146,8 +163,7 @@ class _Screen:
             phrases = Phrases("en")  # the terminal has no Chinese
         self.phrases = phrases
         self.width = max(console.width, _NARROWEST)
-        counts = Counter(look.words)
-        self.repeated = {u for u, word in enumerate(look.words) if counts[word] > 1}
+        self.repeated = repeated(look.words)
 
     def show(self) -> None:
         self.head()
@@ -161,8 +177,8 @@ class _Screen:
         if self.look.fan is not None:
             self.fan(self.look.fan)
             self.pairs()
-        self.title(self.say("next"))
-        for command, what in next_commands(self.look, self.source, self.phrases.lang):
+        self.title(self.say("next, again" if self.base.endswith(" -") else "next"))
+        for command, what in next_commands(self.look, self.base, self.phrases.lang):
             self.command(command, self.plain(what))
 
     # --- parts ------------------------------------------------------------------------------
@@ -175,7 +191,7 @@ class _Screen:
             **counts,
             words=len(look.words),
             unit=self.say("unit pieces" if look.pieces else "unit words"),
-            seconds=f"{look.seconds:.2f}",
+            seconds=seconds(look.seconds),
         )
         self.line(Text.assemble((look.title, "bold"), self.plain(" · "), facts), wrap=True)
         dense = 4 * look.layers * look.heads * look.tokens**2
@@ -193,7 +209,7 @@ class _Screen:
         said = self.say(key, model=look.short, unknown=unknown, words=words, share=share)
         self.line(Text(said, style="bold yellow"), wrap=True)
         if look.readers:
-            self.command(f"eyeline look {self.source} --model {look.readers[0]}", "")
+            self.command(f"{self.base} --model {look.readers[0]}", "")
 
     def spend(self) -> None:
         look = self.look
