@@ -9,8 +9,10 @@ from torch import Tensor
 
 from eyeline.backends import choose, gradients, ops
 from eyeline.backends.base import Backend, Dropout, State
+from eyeline.backends.reductions import View
 from eyeline.errors import ArgumentError
-from eyeline.lazy import Body, Weights, wrap
+from eyeline.lazy import Weights, wrap
+from eyeline.lazy.parts import Body
 from eyeline.masks import Mask
 from eyeline.problem import Problem, make
 
@@ -66,7 +68,7 @@ def attention(
             out, lse = ops.attend(chosen.name, problem, values, drop)
         else:
             out, lse, state = gradients.attend(chosen, problem, values, drop)
-    weights = wrap(Body(problem, chosen, _axes(q), lse=lse.detach(), state=state))
+    weights = wrap(Body(problem, chosen, _axes(q), View(), lse=lse.detach(), state=state))
     return out.reshape(*problem.lead, *out.shape[2:]), weights
 
 
@@ -96,7 +98,7 @@ def weights(
     q, k = _autocast(q, k)
     problem, _ = make("weights", q, k, None, mask, bias, scale, softcap, sinks)
     problem = _settled(problem)
-    return wrap(Body(problem, choose(problem, backend), _axes(q)))
+    return wrap(Body(problem, choose(problem, backend), _axes(q), View()))
 
 
 def _axes(q: Tensor) -> tuple[str, ...]:
@@ -121,14 +123,18 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(first.device.type)
     return tuple(
-        t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64 else t
+        t.to(dtype)
+        if isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64
+        else t
         for t in tensors
     )
 
 
 def _dropout(p: float, device: torch.device) -> Dropout | None:
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0.0 <= p <= 1.0:
-        raise ArgumentError(f"attention() needs dropout to be a probability in 0..1, and got {p!r}.")
+        raise ArgumentError(
+            f"attention() needs dropout to be a probability in 0..1, and got {p!r}."
+        )
     if p == 0:
         return None
     return Dropout(float(p), torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64))

@@ -22,12 +22,11 @@ from eyeline.backends.reductions import (
     RowEntropy,
     RowTiles,
     TopKeys,
-    View,
     WeightedColumns,
     WeightedSum,
 )
 from eyeline.errors import ArgumentError
-from eyeline.lazy import Weights, factor, reduce
+from eyeline.lazy import Weights
 
 __all__ = [
     "Reading",
@@ -65,7 +64,9 @@ class Reading:
     indices: Tensor | None = None
 
     def __repr__(self) -> str:
-        shape = ", ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.values.shape, strict=False))
+        shape = ", ".join(
+            f"{axis} {size}" for axis, size in zip(self.axes, self.values.shape, strict=False)
+        )
         more = "" if self.indices is None else f"\nindices {self.indices!r}"
         return f"{self.name or 'reading'} [{shape}] in {self.unit}\n{self.values!r}{more}"
 
@@ -131,7 +132,7 @@ def read(weights: Weights, *questions: Any) -> list[Reading]:
         batch, waiting = waiting, []
         wanted = [list(w) if isinstance(w, (list, tuple)) else [w] for _, w in batch]
         flat = [_fitted(weights, reduction) for group in wanted for reduction in group]
-        results = iter(reduce(weights, flat)) if flat else iter(())
+        results = iter(weights._body.reduce(flat)) if flat else iter(())
         for (i, want), group in zip(batch, wanted, strict=True):
             made = [_unwrapped(next(results)) for _ in group]
             sent = made if isinstance(want, (list, tuple)) else made[0]
@@ -152,28 +153,44 @@ def _start(weights: Weights, question: Any) -> Asked:
 
 
 def _advance(
-    generator: Asked, sent: Any, i: int, waiting: list[tuple[int, Any]], answers: list[Reading | None]
+    generator: Asked,
+    sent: Any,
+    i: int,
+    waiting: list[tuple[int, Any]],
+    answers: list[Reading | None],
 ) -> None:
     try:
         waiting.append((i, generator.send(sent)))
     except StopIteration as done:
         if not isinstance(done.value, Reading):
-            raise ArgumentError(f"A reading must return a Reading, and one returned {done.value!r}.") from None
+            raise ArgumentError(
+                f"A reading must return a Reading, and one returned {done.value!r}."
+            ) from None
         answers[i] = done.value
 
 
 def _fitted(weights: Weights, reduction: Any) -> Reduction:
     """The reduction in eyeline's one form: factors get their leading dimensions, a user's tiles the caller's."""
     if isinstance(reduction, WeightedSum):
-        return replace(reduction, x=factor(weights, _factor(reduction.x, weights.shape[-1], "WeightedSum(x)")))
+        return replace(
+            reduction,
+            x=weights._body.factor(_factor(reduction.x, weights.shape[-1], "WeightedSum(x)")),
+        )
     if isinstance(reduction, WeightedColumns):
-        return replace(reduction, y=factor(weights, _factor(reduction.y, weights.shape[-2], "WeightedColumns(y)")))
+        return replace(
+            reduction,
+            y=weights._body.factor(_factor(reduction.y, weights.shape[-2], "WeightedColumns(y)")),
+        )
     if isinstance(reduction, RowTiles):
         return replace(reduction, lead=tuple(weights.shape[:-2]))
     if not isinstance(reduction, Reduction):
-        raise ArgumentError(f"A reading yields reductions such as RowTiles(f) or WeightedSum(x), and yielded {reduction!r}.")
-    if isinstance(reduction, MaxScore) and weights._body.view != View():
-        raise ArgumentError("Scores are of whole heads and rows: ask before slicing columns or averaging heads.")
+        raise ArgumentError(
+            f"A reading yields reductions such as RowTiles(f) or WeightedSum(x), and yielded {reduction!r}."
+        )
+    if isinstance(reduction, MaxScore) and not weights._body.view.is_whole:
+        raise ArgumentError(
+            "Scores are of whole heads and rows: ask before slicing columns or averaging heads."
+        )
     if isinstance(reduction, Diagonal) and weights._body.view.cols is not None:
         raise ArgumentError("A diagonal is of whole rows: ask before slicing columns.")
     return reduction
@@ -181,7 +198,9 @@ def _fitted(weights: Weights, reduction: Any) -> Reduction:
 
 def _factor(x: Tensor, size: int, what: str) -> Tensor:
     if x.dim() < 2 or x.shape[-2] != size:
-        raise ArgumentError(f"{what} needs [..., {size}, F] for these weights, and got {list(x.shape)}.")
+        raise ArgumentError(
+            f"{what} needs [..., {size}, F] for these weights, and got {list(x.shape)}."
+        )
     return x
 
 
@@ -224,7 +243,9 @@ def received(weights: Weights, mean: bool = False) -> Asked:
     values = (yield WeightedColumns(ones)).squeeze(-1)
     if mean:
         values = values / _seen_by(weights).clamp(min=1)
-    return Reading(values, (*weights.axes[:-2], "key"), "mean weight" if mean else "weight", "received")
+    return Reading(
+        values, (*weights.axes[:-2], "key"), "mean weight" if mean else "weight", "received"
+    )
 
 
 def _seen_by(weights: Weights) -> Tensor:
@@ -311,11 +332,17 @@ def mass(weights: Weights, spans: Mapping[str, Any]) -> Asked:
     """
     Tk, dtype = weights.shape[-1], weights.problem.statistics
     columns = [_indicator(name, span, Tk, weights.device) for name, span in spans.items()]
-    x = torch.stack(columns, -1).to(dtype) if columns else torch.zeros(Tk, 0, dtype=dtype, device=weights.device)
+    x = (
+        torch.stack(columns, -1).to(dtype)
+        if columns
+        else torch.zeros(Tk, 0, dtype=dtype, device=weights.device)
+    )
     values = yield WeightedSum(x)
     sink = [i for i, span in enumerate(spans.values()) if span is None]
     if sink:
-        values = values.index_copy(-1, torch.tensor(sink, device=values.device), _sink_share(weights, len(sink)))
+        values = values.index_copy(
+            -1, torch.tensor(sink, device=values.device), _sink_share(weights, len(sink))
+        )
     return Reading(values, (*_rows(weights), "span"), "share of the row", "mass")
 
 
@@ -337,17 +364,23 @@ def _indicator(name: str, span: Any, Tk: int, device: torch.device) -> Tensor:
         return keys
     if isinstance(span, Tensor) and span.dtype == torch.bool:
         if span.shape != (Tk,):
-            raise ArgumentError(f"mass: span {name!r} is a bool tensor {list(span.shape)}, and there are {Tk} keys.")
+            raise ArgumentError(
+                f"mass: span {name!r} is a bool tensor {list(span.shape)}, and there are {Tk} keys."
+            )
         return span.to(keys.dtype).to(device)
     if isinstance(span, tuple) and len(span) == 2:
         start, stop = span
         if not 0 <= start <= stop <= Tk:
-            raise ArgumentError(f"mass: span {name!r} is ({start}, {stop}), and the keys are 0..{Tk}.")
+            raise ArgumentError(
+                f"mass: span {name!r} is ({start}, {stop}), and the keys are 0..{Tk}."
+            )
         keys[start:stop] = 1.0
         return keys
     index = torch.as_tensor(span, dtype=torch.int64, device=device)
     if index.numel() and not (-Tk <= int(index.min()) and int(index.max()) < Tk):
-        raise ArgumentError(f"mass: span {name!r} names key {int(index.max())}, and there are {Tk} keys.")
+        raise ArgumentError(
+            f"mass: span {name!r} names key {int(index.max())}, and there are {Tk} keys."
+        )
     keys[index] = 1.0
     return keys
 
@@ -377,7 +410,9 @@ def pooled(
     Tq, Tk = weights.shape[-2:]
     (r0, r1), (c0, c1) = region or ((0, Tq), (0, Tk))
     if not (0 <= r0 <= r1 <= Tq and 0 <= c0 <= c1 <= Tk):
-        raise ArgumentError(f"pooled: region {region} does not lie in weights {list(weights.shape)}.")
+        raise ArgumentError(
+            f"pooled: region {region} does not lie in weights {list(weights.shape)}."
+        )
     row_edges = _edges(rows, r0, r1, "rows").to(weights.device)
     col_edges = _edges(cols, c0, c1, "cols").to(weights.device)
     made = yield Pool(row_edges, col_edges, reduce)
@@ -390,13 +425,17 @@ def _edges(cells: int | Sequence[int], first: int, last: int, name: str) -> Tens
     """Where cells begin and end: count + 1 increasing numbers."""
     if isinstance(cells, int):
         if cells < 1:
-            raise ArgumentError(f"pooled: {name} is a number of cells from 1 or a list of edges, and got {cells}.")
+            raise ArgumentError(
+                f"pooled: {name} is a number of cells from 1 or a list of edges, and got {cells}."
+            )
         count = max(min(cells, last - first), 1)
         return torch.tensor([first + (last - first) * i // count for i in range(count + 1)])
     edges = torch.as_tensor(cells, dtype=torch.int64)
     inside = len(edges) >= 2 and int(edges[0]) >= first and int(edges[-1]) <= last
     if not inside or bool((edges.diff() < 0).any()):
-        raise ArgumentError(f"pooled: edges along {name} must rise from {first} to {last} at most, and got {list(cells)}.")
+        raise ArgumentError(
+            f"pooled: edges along {name} must rise from {first} to {last} at most, and got {list(cells)}."
+        )
     return edges
 
 

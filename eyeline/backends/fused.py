@@ -10,17 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eyeline.backends.base import Gradients, State, Values
+from eyeline.backends.base import Gradients, Values
 from eyeline.backends.strips import like_query
 from eyeline.problem import Problem
 from eyeline.visibility import Visible
 
 LARGEST_SCORE = 1e4  # far from overflow in every intermediate
-LARGEST_STATE = 64.0  # an lse of another summation order gives weights to 64 · 2⁻²⁴ · a few, as good as float32's own
 
 
 def _kind(problem: Problem, v: Tensor) -> str | None:
-    """"full" or "causal" where the fused operator applies by its shape, else None."""
+    """ "full" or "causal" where the fused operator applies by its shape, else None."""
     q, k = problem.q, problem.k
     if problem.sinks is not None or problem.softcap is not None or problem.bias is not None:
         return None
@@ -46,52 +45,83 @@ def _is_causal(visible: Visible) -> bool:
     return bool((visible.stops.flatten() == torch.arange(1, visible.Tq + 1)).all())
 
 
-def _largest_score(problem: Problem) -> float:
-    """No score is larger than this (Cauchy–Schwarz); NaN or inf if q or k holds one."""
-    q = torch.linalg.vector_norm(problem.q, dim=-1, dtype=torch.float32).amax()
-    k = torch.linalg.vector_norm(problem.k, dim=-1, dtype=torch.float32).amax()
-    return float(q * k) * abs(problem.scale)
+def _sound_rows(problem: Problem, v: Tensor, kind: str) -> Tensor:
+    """The queries of every batch entry and head whose result the fused operator gets right: bool [Tq].
+
+    A score is at most |q|·|k|·scale (Cauchy–Schwarz). Under causal only what a row may see counts, so that changing a later
+    key never moves an earlier row from one way of computing to the other.
+    """
+    q = torch.linalg.vector_norm(problem.q, dim=-1, dtype=torch.float32)
+    k = torch.linalg.vector_norm(problem.k, dim=-1, dtype=torch.float32).repeat_interleave(
+        problem.group, 1
+    )
+    # NaN is no number to compare with: it counts as infinite.
+    k = torch.where(
+        v.isfinite().all(-1).repeat_interleave(problem.group, 1), k, torch.inf
+    ).nan_to_num(torch.inf)
+    k = k.cummax(-1).values if kind == "causal" else k.amax(-1, keepdim=True)
+    sound = q * k * abs(problem.scale) < LARGEST_SCORE
+    return (
+        sound.all(0).all(0).cummin(-1).values
+        if kind == "causal"
+        else sound.all().expand(problem.Tq)
+    )
 
 
-def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor, State | None] | None:
+def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor, int] | None:
+    """``out``, lse, and the number of first rows for which they hold; None where the operator does not apply."""
     kind = _kind(problem, v)
     if kind is None:
         return None
-    largest = _largest_score(problem)
-    if not largest < LARGEST_SCORE or not bool(v.isfinite().all()):
+    sound = int(_sound_rows(problem, v, kind).sum())
+    if sound == 0:
         return None
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        _rows_dense(problem.q), _rows_dense(problem.k), _rows_dense(v), 0.0, kind == "causal", scale=problem.scale
+    q, k, values = (
+        _plain(t, sound if kind == "causal" else None) for t in (problem.q, problem.k, v)
     )
-    out = like_query(problem.q, v.shape[-1]).copy_(out)
-    state = State(lse, torch.ones_like(lse)) if largest < LARGEST_STATE else None
-    return out, lse, state
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, values, 0.0, kind == "causal", scale=problem.scale
+    )
+    return like_query(problem.q, v.shape[-1]).copy_(out), lse, sound
 
 
 def backward(problem: Problem, values: Values, wanted: frozenset[str]) -> Gradients | None:
-    if values.dropout is not None or values.out is None or values.lse is None or values.grad is None:
+    """The gradients of attention, or None where the operator does not apply to every row."""
+    if (
+        values.dropout is not None
+        or values.out is None
+        or values.lse is None
+        or values.grad is None
+    ):
         return None
     kind = _kind(problem, values.v)
     grad = values.grad
-    if kind is None or problem.q.dtype != torch.float32:  # in half precision its backward rounds what strips do not
+    if (
+        kind is None or problem.q.dtype != torch.float32
+    ):  # in half precision its backward rounds what strips do not
         return None
-    if not _largest_score(problem) < LARGEST_SCORE or not bool((values.v.isfinite().all() & grad.isfinite().all())):
+    if not bool(_sound_rows(problem, values.v, kind).all() & grad.isfinite().all()):
         return None
+    q, k, v = (_plain(t) for t in (problem.q, problem.k, values.v))
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad.contiguous(),
-        _rows_dense(problem.q),
-        _rows_dense(problem.k),
-        _rows_dense(values.v),
-        values.out,
+        q,
+        k,
+        v,
+        values.out.contiguous(),
         values.lse,
         0.0,
         kind == "causal",
         scale=problem.scale,
     )
     own = {"q": dq, "k": dk, "bias": None, "relative": None, "sinks": None}
-    return Gradients({n: t if n in wanted else None for n, t in own.items()}, dv if "v" in wanted else None, [])
+    return Gradients(
+        {n: t if n in wanted else None for n, t in own.items()}, dv if "v" in wanted else None, []
+    )
 
 
-def _rows_dense(t: Tensor) -> Tensor:
-    """The operator reads rows with stride 1."""
-    return t if t.stride(-1) == 1 else t.contiguous()
+def _plain(t: Tensor, sound: int | None = None) -> Tensor:
+    """Contiguous, as the operator needs it (it misreads expanded strides); tokens from ``sound`` on are 0."""
+    if sound is not None and sound < t.shape[2]:
+        t = torch.cat((t[:, :, :sound], torch.zeros_like(t[:, :, sound:])), 2)
+    return t.contiguous()

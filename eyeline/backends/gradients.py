@@ -50,7 +50,8 @@ def _cast(found: Gradients, inputs: Sequence[Tensor | None]) -> tuple[Tensor | N
     """Each gradient in the dtype of its input."""
     grads = (found.problem[name] for name in NAMES)
     return tuple(
-        None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)
+        None if g is None or t is None else g.to(t.dtype)
+        for g, t in zip(grads, inputs, strict=True)
     )
 
 
@@ -59,7 +60,9 @@ def _differentiate_again(
 ) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated themselves, from outputs of the dense definition."""
     live = [t for t in inputs if t is not None and t.requires_grad]
-    pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+    pairs = [
+        (o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad
+    ]
     if not live or not pairs:
         return (None,) * len(inputs)
     outs = [o for o, _ in pairs]
@@ -98,7 +101,10 @@ class _Attend(torch.autograd.Function):
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, *tensors: Tensor | None) -> Any:
-        problem, reductions = call.with_tensors(tensors[:5]), _with_own(call.reductions, tensors[5:])
+        problem, reductions = (
+            call.with_tensors(tensors[:5]),
+            _with_own(call.reductions, tensors[5:]),
+        )
         results = call.backend.reduce(problem, reductions, call.view)
         return tuple(t for result in results for t in result)
 
@@ -116,7 +122,10 @@ class _Reduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         saved = ctx.saved_tensors
         inputs, flat = saved[: ctx.inputs], saved[ctx.inputs :]
-        problem, reductions = ctx.call.with_tensors(inputs[:5]), _with_own(ctx.call.reductions, inputs[5:])
+        problem, reductions = (
+            ctx.call.with_tensors(inputs[:5]),
+            _with_own(ctx.call.reductions, inputs[5:]),
+        )
         starts = _starts(reductions)
         results = [flat[s : s + r.parts] for s, r in zip(starts, reductions, strict=True)]
         arriving = [grads[s] for s in starts]
@@ -155,7 +164,11 @@ class _Lse(torch.autograd.Function):
         inputs = ctx.saved_tensors
         problem = ctx.call.with_tensors(inputs)
         if torch.is_grad_enabled():
-            return (None, None, *_differentiate_again(LogSumExp().of(dense(problem)), [grad], inputs))
+            return (
+                None,
+                None,
+                *_differentiate_again(LogSumExp().of(dense(problem)), [grad], inputs),
+            )
         wanted = _wanted(ctx.needs_input_grad[2:])
         found = ctx.call.backend.backward(problem, None, (), View(), grad, wanted)
         return (None, None, *_cast(found, inputs))
@@ -163,7 +176,9 @@ class _Lse(torch.autograd.Function):
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(call: Call, cols: Tensor, what: Literal["weights", "scores"], *inputs: Tensor | None) -> Tensor:
+    def forward(
+        call: Call, cols: Tensor, what: Literal["weights", "scores"], *inputs: Tensor | None
+    ) -> Tensor:
         assert call.state is not None
         return call.backend.tile(call.with_tensors(inputs), call.state, cols, what)
 
@@ -178,13 +193,22 @@ class _Columns(torch.autograd.Function):
         cols, *inputs = ctx.saved_tensors
         problem, entries = ctx.call.with_tensors(inputs), Entries(cols, ctx.what)
         if torch.is_grad_enabled():
-            return (None, None, None, *_differentiate_again(entries.of(dense(problem)), [grad], inputs))
+            return (
+                None,
+                None,
+                None,
+                *_differentiate_again(entries.of(dense(problem)), [grad], inputs),
+            )
         wanted = _wanted(ctx.needs_input_grad[3:])
-        found = ctx.call.backend.backward(problem, None, (Term(entries, (), grad),), View(), None, wanted)
+        found = ctx.call.backend.backward(
+            problem, None, (Term(entries, (), grad),), View(), None, wanted
+        )
         return (None, None, None, *_cast(found, inputs))
 
 
-def again(problem: Problem, v: Tensor, dropout: Dropout | None, grad: Tensor) -> tuple[Tensor | None, ...]:
+def again(
+    problem: Problem, v: Tensor, dropout: Dropout | None, grad: Tensor
+) -> tuple[Tensor | None, ...]:
     """Gradients of attention at v, q, k, bias, relative and sinks that can be differentiated once more."""
     strip = dense(problem)
     out = heads_matmul(dropped(strip, dropout, strip.weights), v.to(strip.weights.dtype))
@@ -219,7 +243,9 @@ def attend(
     if not torch.is_grad_enabled() or not (problem.requires_grad or v.requires_grad):
         with torch.no_grad():
             return backend.forward(problem, v, dropout)
-    out, lse, m, total = _Attend.apply(Call(backend, problem, dropout=dropout), v, *_inputs(problem))
+    out, lse, m, total = _Attend.apply(
+        Call(backend, problem, dropout=dropout), v, *_inputs(problem)
+    )
     return out, lse, None if m is None else State(m, total)
 
 
@@ -228,11 +254,15 @@ def reduce(
 ) -> list[Result]:
     """Every reduction's result, differentiable in the problem's tensors and in the reductions' own."""
     own = [t for r in reductions for t in r.tensors]
-    if not torch.is_grad_enabled() or not (problem.requires_grad or any(t.requires_grad for t in own)):
+    if not torch.is_grad_enabled() or not (
+        problem.requires_grad or any(t.requires_grad for t in own)
+    ):
         with torch.no_grad():
             return backend.reduce(problem, reductions, view)
     flat = _Reduce.apply(Call(backend, problem, view, tuple(reductions)), *_inputs(problem), *own)
-    return [tuple(flat[s : s + r.parts]) for s, r in zip(_starts(reductions), reductions, strict=True)]
+    return [
+        tuple(flat[s : s + r.parts]) for s, r in zip(_starts(reductions), reductions, strict=True)
+    ]
 
 
 def lse(backend: Backend, problem: Problem, value: Tensor) -> Tensor:
@@ -243,7 +273,11 @@ def lse(backend: Backend, problem: Problem, value: Tensor) -> Tensor:
 
 
 def columns(
-    backend: Backend, problem: Problem, state: State, cols: Tensor, what: Literal["weights", "scores"] = "weights"
+    backend: Backend,
+    problem: Problem,
+    state: State,
+    cols: Tensor,
+    what: Literal["weights", "scores"] = "weights",
 ) -> Tensor:
     """Some columns of every row from the state: ``[N, Hq, Tq, len(cols)]``."""
     if not torch.is_grad_enabled() or not problem.requires_grad:

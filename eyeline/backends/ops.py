@@ -29,7 +29,9 @@ _problem = (
     "float scale, float softcap, SymInt[] lead, SymInt origin, SymInt first_position, float dropout, str backend"
 )
 library.define(f"attend(Tensor v, {_problem}) -> (Tensor, Tensor)")
-library.define(f"attend_backward(Tensor grad, Tensor out, Tensor lse, bool[] wanted, Tensor v, {_problem}) -> Tensor[]")
+library.define(
+    f"attend_backward(Tensor grad, Tensor out, Tensor lse, bool[] wanted, Tensor v, {_problem}) -> Tensor[]"
+)
 
 
 @contextmanager
@@ -47,7 +49,9 @@ def wanted_here() -> bool:
     return torch.compiler.is_compiling() or _forced.get()
 
 
-def attend(backend: str, problem: Problem, v: Tensor, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
+def attend(
+    backend: str, problem: Problem, v: Tensor, dropout: Dropout | None
+) -> tuple[Tensor, Tensor]:
     """``out`` and lse through the operator."""
     mask, tensors = ("", []) if problem.rule is None else problem.rule.spec()
     return torch.ops.eyeline.attend(  # type: ignore[no-any-return]
@@ -71,7 +75,23 @@ def attend(backend: str, problem: Problem, v: Tensor, dropout: Dropout | None) -
 
 
 def _problem_of(args: tuple[Any, ...]) -> tuple[Problem, Dropout | None, str]:
-    q, k, bias, relative, sinks, tensors, seed, mask, scale, softcap, lead, origin, first, p, backend = args
+    (
+        q,
+        k,
+        bias,
+        relative,
+        sinks,
+        tensors,
+        seed,
+        mask,
+        scale,
+        softcap,
+        lead,
+        origin,
+        first,
+        p,
+        backend,
+    ) = args
     problem = Problem(
         q=q,
         k=k,
@@ -139,6 +159,7 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
     wanted = [*ctx.needs_input_grad[:6]]
     nothing: list[Any] = [None] * 16
+    nothing[6] = [None] * ctx.masks
     if grad is None:
         return tuple(nothing)
     out, lse, *saved = ctx.saved_tensors

@@ -53,12 +53,22 @@ def reduce_pass(
     for strip in strips:
         shown = view.of(strip)
         for i, reduction in enumerate(reductions):
-            results[i] = _join(problem, reduction, heads, view, results[i], shown, reduction.of(shown))
-    return [_finish(reduction, result) for reduction, result in zip(reductions, results, strict=True)]
+            results[i] = _join(
+                problem, reduction, heads, view, results[i], shown, reduction.of(shown)
+            )
+    return [
+        _finish(reduction, result) for reduction, result in zip(reductions, results, strict=True)
+    ]
 
 
 def _join(
-    problem: Problem, reduction: Reduction, heads: int, view: View, kept: Result | None, strip: Strip, new: Result
+    problem: Problem,
+    reduction: Reduction,
+    heads: int,
+    view: View,
+    kept: Result | None,
+    strip: Strip,
+    new: Result,
 ) -> Result:
     if reduction.join == "rows":
         if kept is None:
@@ -113,7 +123,10 @@ def backward_pass(
     dv = None
     if values is not None and "v" in wanted:
         dv = values.v.new_zeros(values.v.shape, dtype=problem.statistics)
-    own = [[torch.zeros_like(t, dtype=problem.statistics) for t in term.reduction.tensors] for term in terms]
+    own = [
+        [torch.zeros_like(t, dtype=problem.statistics) for t in term.reduction.tensors]
+        for term in terms
+    ]
     for strip in strips:
         at = (strip.n, strip.h, strip.rows)
         G = None
@@ -123,7 +136,13 @@ def backward_pass(
         direct = None
         if terms:
             pulled = _pull(strip, terms, view, own)
-            G = pulled.weights if G is None else G if pulled.weights is None else G.add_(pulled.weights)
+            G = (
+                pulled.weights
+                if G is None
+                else G
+                if pulled.weights is None
+                else G.add_(pulled.weights)
+            )
             r = pulled.lse if r is None else r if pulled.lse is None else r + pulled.lse
             direct = pulled.scores
         sums.add(strip, G, r, direct)
@@ -137,7 +156,9 @@ def _value_gradient(strip: Strip, values: Values, dv: Tensor | None) -> Tensor:
     v = _heads_of(strip, values.v)
     if dv is not None:
         weights = dropped(strip, values.dropout, strip.weights)
-        _add_keys(pick_heads(strip, dv), strip, select_matmul_t(weights, dout, strip.visible, v.shape[1]))
+        _add_keys(
+            pick_heads(strip, dv), strip, select_matmul_t(weights, dout, strip.visible, v.shape[1])
+        )
     G = heads_matmul(dout, v.mT)
     if strip.visible is not None and not bool(v.isfinite().all() & dout.isfinite().all()):
         G.masked_fill_(~strip.visible, 0.0)
@@ -168,7 +189,9 @@ def _pull(strip: Strip, terms: Sequence[Term], view: View, own: list[list[Tensor
         leaves = {name: t.detach().requires_grad_() for name, t in leaves.items()}
         tensors = tuple(t.detach().requires_grad_() for t in term.reduction.tensors)
         with torch.enable_grad():
-            free = replace(strip, weights=leaves["weights"], m=leaves["lse"], scores=leaves.get("scores"))
+            free = replace(
+                strip, weights=leaves["weights"], m=leaves["lse"], scores=leaves.get("scores")
+            )
             shown = view.of(free)
             result, grad = _at_strip(term, shown)
             out = term.reduction.with_tensors(tensors).again(shown, result)
@@ -217,7 +240,9 @@ class _Sums:
     def __init__(self, problem: Problem, wanted: frozenset[str]) -> None:
         self.problem = problem
         self.kept = {
-            name: torch.zeros_like(t, dtype=problem.statistics, memory_format=torch.contiguous_format)
+            name: torch.zeros_like(
+                t, dtype=problem.statistics, memory_format=torch.contiguous_format
+            )
             for name, t in problem.tensors.items()
             if t is not None and name in wanted
         }
@@ -271,7 +296,9 @@ class _Sums:
         problem, scale = self.problem, self.problem.scale
         if "q" in self.kept:
             k = _heads_of(strip, problem.k)
-            self.kept["q"][strip.n, strip.h, strip.rows] = select_matmul(dS, k, strip.visible).mul_(scale)
+            self.kept["q"][strip.n, strip.h, strip.rows] = select_matmul(dS, k, strip.visible).mul_(
+                scale
+            )
         if "k" in self.kept:
             q = problem.q[strip.n, strip.h, strip.rows].to(dS.dtype)
             into = pick_heads(strip, self.kept["k"])

@@ -28,19 +28,24 @@ from eyeline.errors import ShapeError
 Join = Literal["rows", "keys", "sum", "best"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a compiler cannot build what it would have to hash
 class View:
     """What of the weights is looked at: some columns, the mean over heads."""
 
     cols: slice | None = None
     mean_heads: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the weights as they are."""
+        return self.cols is None and not self.mean_heads
+
     def width(self, Tk: int) -> int:
         return Tk if self.cols is None else len(range(*self.cols.indices(Tk)))
 
     def of(self, strip: Strip) -> Strip:
         """The strip as this view shows it. Differentiable in the strip's weights."""
-        if self.cols is None and not self.mean_heads:
+        if self.is_whole:
             return strip
         weights, visible = strip.weights, strip.visible
         if visible is not None:
@@ -57,7 +62,9 @@ class View:
             weights = strip.full_width(weights)[..., self.cols]
             width = weights.shape[-1]
             visible = wide[..., self.cols]
-            strip = replace(strip, weights=weights, visible=visible, cols=slice(0, width), width=width)
+            strip = replace(
+                strip, weights=weights, visible=visible, cols=slice(0, width), width=width
+            )
         return strip
 
 
@@ -195,7 +202,9 @@ class Entries(Reduction):
         return self.what == "scores"
 
     def of(self, strip: Strip) -> tuple[Tensor, ...]:
-        source, absent = (strip.weights, 0.0) if self.what == "weights" else (strip.scores, -torch.inf)
+        source, absent = (
+            (strip.weights, 0.0) if self.what == "weights" else (strip.scores, -torch.inf)
+        )
         assert source is not None
         if self.cols is None:
             return (strip.full_width(source, absent),)
@@ -221,7 +230,9 @@ class MaxScore(Reduction):
         assert strip.scores is not None
         if strip.scores.shape[-1] == 0:
             rows = strip.scores.shape[:-1]
-            return strip.scores.new_full(rows, -torch.inf), torch.full(rows, -1, device=strip.scores.device)
+            return strip.scores.new_full(rows, -torch.inf), torch.full(
+                rows, -1, device=strip.scores.device
+            )
         value, column = strip.scores.max(-1)
         return value, strip.keys[column].masked_fill(value == -torch.inf, -1)
 
@@ -284,7 +295,9 @@ class TopQueries(Reduction):
         value, row = w.max(-1, keepdim=True) if held == 1 else w.topk(held, -1)
         row = (row + strip.rows.start).masked_fill(value < 0, -1)
         pad = (0, self.k - held)
-        return torch.nn.functional.pad(value, pad, value=-1.0), torch.nn.functional.pad(row, pad, value=-1)
+        return torch.nn.functional.pad(value, pad, value=-1.0), torch.nn.functional.pad(
+            row, pad, value=-1
+        )
 
     def better(self, kept: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         values, rows = torch.cat((kept[0], new[0]), -1), torch.cat((kept[1], new[1]), -1)
@@ -296,7 +309,9 @@ class TopQueries(Reduction):
         columns = strip.full_width(strip.weights).mT
         local = result[1] - strip.rows.start
         here = (local >= 0) & (local < columns.shape[-1]) & (result[1] >= 0)
-        return torch.where(here, columns.gather(-1, local.clamp(0, max(columns.shape[-1] - 1, 0))), 0.0)
+        return torch.where(
+            here, columns.gather(-1, local.clamp(0, max(columns.shape[-1] - 1, 0))), 0.0
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,7 +364,9 @@ class Pool(Reduction):
         area = self.row_edges.diff()[:, None] * self.col_edges.diff()[None, :]
         return total / area.clamp(min=1)
 
-    def _max(self, strip: Strip, w: Tensor, row_cell: Tensor, key_cell: Tensor) -> tuple[Tensor, ...]:
+    def _max(
+        self, strip: Strip, w: Tensor, row_cell: Tensor, key_cell: Tensor
+    ) -> tuple[Tensor, ...]:
         w = w.detach()
         rows, cols = len(self.row_edges) - 1, len(self.col_edges) - 1
         value = w.new_full((*w.shape[:2], rows, cols), -1.0)
@@ -440,7 +457,9 @@ class RowTiles(Reduction):
         tile = Tile(wide.reshape(*lead, *wide.shape[-2:]), rows, strip.positions)
         made: Any = self.f(tile)
         if not isinstance(made, Tensor):
-            raise ShapeError(f"RowTiles(f) needs f to return a Tensor, and got {type(made).__name__}.")
+            raise ShapeError(
+                f"RowTiles(f) needs f to return a Tensor, and got {type(made).__name__}."
+            )
         if self.combine == "sum":
             return (made,)
         if tuple(made.shape[: len(lead) + 1]) != (*lead, len(rows)):

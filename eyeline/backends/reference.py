@@ -44,7 +44,11 @@ def dense(problem: Problem) -> Strip:
     if problem.sinks is not None:
         sink = problem.sinks.to(scores.dtype)[..., None, None]
         logits = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), -1)
-    m = logits.detach().amax(-1) if logits.shape[-1] else logits.new_full(logits.shape[:-1], -torch.inf)
+    m = (
+        logits.detach().amax(-1)
+        if logits.shape[-1]
+        else logits.new_full(logits.shape[:-1], -torch.inf)
+    )
     e = torch.exp(logits - torch.where(m == -torch.inf, 0.0, m).unsqueeze(-1))
     total = e.sum(-1)
     weights = e[..., : problem.Tk] / torch.where(total == 0, 1.0, total).unsqueeze(-1)
@@ -52,7 +56,14 @@ def dense(problem: Problem) -> Strip:
 
     N, Hq, Tq, Tk = weights.shape
     everything = {"n": slice(0, N), "h": slice(0, Hq), "rows": slice(0, Tq), "cols": slice(0, Tk)}
-    parts = {"weights": weights, "scores": scores, "m": m, "l": total, "visible": visible, "capped": capped}
+    parts = {
+        "weights": weights,
+        "scores": scores,
+        "m": m,
+        "l": total,
+        "visible": visible,
+        "capped": capped,
+    }
     return Strip(problem, **everything, **parts, width=Tk)  # type: ignore[arg-type]
 
 

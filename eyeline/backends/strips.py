@@ -26,12 +26,16 @@ class Strip:
     rows: slice  # and queries these are,
     cols: slice | Tensor  # and which keys the last dimension holds
     weights: Tensor  # [n, h, R, C]
-    scores: Tensor | None  # [n, h, R, C], after scale, softcap, bias and mask (-inf where hidden); None unless asked for
+    scores: (
+        Tensor | None
+    )  # [n, h, R, C], after scale, softcap, bias and mask (-inf where hidden); None unless asked for
     m: Tensor  # [n, h, R] the largest score of the row (with the sink), -inf where it sees nothing
     l: Tensor  # [n, h, R] Σ exp(score - m)  # noqa: E741  the name in the papers
     visible: Tensor | None  # bool, broadcasts to [n, h, R, C]; None where all is visible
     width: int  # how many keys there are in all
-    capped: Tensor | None = None  # the scores after the softcap and before the bias, where there is a softcap
+    capped: Tensor | None = (
+        None  # the scores after the softcap and before the bias, where there is a softcap
+    )
 
     @property
     def lse(self) -> Tensor:
@@ -80,7 +84,9 @@ class Strip:
         return wide.index_copy(-1, self.keys, t)
 
 
-def scores(part: Problem, rows: slice, cols: slice | Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def scores(
+    part: Problem, rows: slice, cols: slice | Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """``softcap(q·k × scale) + bias`` [n, Hq, R, C], -inf where hidden; who is visible; the capped scores before the bias.
 
     The order of operations is that of ONNX Attention-23 and of every model with a softcap.
@@ -116,7 +122,9 @@ def _narrow(t: Tensor, dim: int, index: slice | Tensor) -> Tensor:
     return t if t.shape[dim] == 1 else t[(slice(None),) * dim + (index,)]
 
 
-def softmax_(s: Tensor, visible: Tensor | None, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def softmax_(
+    s: Tensor, visible: Tensor | None, sinks: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Turn scores into weights in place; the weights, m and l. The sink is a logit without a value."""
     if s.shape[-1]:
         m = s.amax(-1)
@@ -212,7 +220,9 @@ class Plan:
 
     elements: int  # scores held at once, about
     key_block: int  # granularity at which hidden keys are left out
-    whole: bool = False  # every batch entry and head in each strip (what looks across heads needs it)
+    whole: bool = (
+        False  # every batch entry and head in each strip (what looks across heads needs it)
+    )
 
     def units(self, problem: Problem) -> Iterator[tuple[slice, slice, int]]:
         """Batch entries, key heads, and the rows per strip for them."""

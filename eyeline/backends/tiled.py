@@ -28,7 +28,9 @@ class Tiled(Backend):
     """
 
     name: str = "tiled"
-    elements: int = 1 << 20  # 4 MiB of float32 scores: they stay near the cores, and a few temporaries stay small
+    elements: int = (
+        1 << 20
+    )  # 4 MiB of float32 scores: they stay near the cores, and a few temporaries stay small
     key_block: int = 256
     on_tile: OnTile | None = None
 
@@ -41,13 +43,21 @@ class Tiled(Backend):
         if dropout is None and self.on_tile is None:
             found = fused.forward(problem, v)
             if found is not None:
-                return found
+                out, lse, sound = found
+                if sound < problem.Tq:
+                    rest = problem.rows(slice(sound, problem.Tq))
+                    out[:, :, sound:], lse[:, :, sound:], _ = forward_pass(
+                        rest, self._strips(rest), v, None
+                    )
+                return out, lse, None
         return forward_pass(problem, self._strips(problem), v, dropout)
 
     def reduce(self, problem: Problem, reductions: Sequence[Reduction], view: View) -> list[Result]:
         whole = view.mean_heads or any(r.whole for r in reductions)
         keep = any(r.reads_scores for r in reductions)
-        return reduce_pass(problem, self._strips(problem, whole=whole, keep_scores=keep), reductions, view)
+        return reduce_pass(
+            problem, self._strips(problem, whole=whole, keep_scores=keep), reductions, view
+        )
 
     def backward(
         self,
@@ -72,7 +82,9 @@ class Tiled(Backend):
     def tile(
         self, problem: Problem, state: State, cols: Tensor, what: Literal["weights", "scores"]
     ) -> Tensor:
-        made = problem.q.new_empty((problem.N, problem.Hq, problem.Tq, len(cols)), dtype=problem.statistics)
+        made = problem.q.new_empty(
+            (problem.N, problem.Hq, problem.Tq, len(cols)), dtype=problem.statistics
+        )
         rows = max(self.elements // max(problem.N * problem.Hq * len(cols), 1), 1)
         for i in range(0, problem.Tq, rows):
             strip = slice(i, min(i + rows, problem.Tq))
@@ -87,7 +99,12 @@ class Tiled(Backend):
         return made
 
     def _strips(
-        self, problem: Problem, *, whole: bool = False, keep_scores: bool = False, keep_capped: bool = False
+        self,
+        problem: Problem,
+        *,
+        whole: bool = False,
+        keep_scores: bool = False,
+        keep_capped: bool = False,
     ) -> Iterator[Strip]:
         plan = Plan(self.elements, self.key_block, whole)
         for n, h, height in plan.units(problem):
@@ -104,4 +121,3 @@ class Tiled(Backend):
                 weights, m, total = softmax_(s, visible, part.sinks)
                 at = (n, heads, rows, cols)
                 yield Strip(problem, *at, weights, before, m, total, visible, problem.Tk, capped)
-

@@ -34,7 +34,9 @@ def parse(key: Any, shape: tuple[int, ...]) -> Request | None:
     keys = [_plain(k) for k in keys]
     taken = sum(_dims(k) for k in keys)
     if taken > len(shape):
-        raise IndexError(f"too many indices: {taken} for weights of {len(shape)} dimensions {list(shape)}")
+        raise IndexError(
+            f"too many indices: {taken} for weights of {len(shape)} dimensions {list(shape)}"
+        )
     if sum(k is Ellipsis for k in keys) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
     if not any(k is Ellipsis for k in keys):
@@ -48,7 +50,9 @@ def parse(key: Any, shape: tuple[int, ...]) -> Request | None:
             if k.dim() != 1:
                 return None  # a mask over several dimensions picks single entries
             if k.shape[0] != shape[consumed]:
-                raise IndexError(f"a mask of {k.shape[0]} entries for a dimension of {shape[consumed]}")
+                raise IndexError(
+                    f"a mask of {k.shape[0]} entries for a dimension of {shape[consumed]}"
+                )
             k = k.nonzero().flatten()
         spread.append((k, consumed))
         consumed += dims
@@ -89,7 +93,9 @@ def _wrapped(key: Any, size: int) -> Any:
         if key.step is not None and key.step < 0:
             raise ValueError("step must be greater than zero")
         return key
-    low, high = (int(key.min()), int(key.max())) if isinstance(key, Tensor) and key.numel() else (key, key)
+    low, high = (
+        (int(key.min()), int(key.max())) if isinstance(key, Tensor) and key.numel() else (key, key)
+    )
     if isinstance(low, int) and (low < -size or high >= size):
         raise IndexError(f"index {low if low < -size else high} is out of bounds for {size} tokens")
     if isinstance(key, Tensor):

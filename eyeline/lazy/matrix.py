@@ -1,0 +1,180 @@
+"""A tensor that is not there: its torch functions, and its dense form up to a limit."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from eyeline.errors import ArgumentError, DenseError
+
+ASK = "Ask for rows (weights[0, 3, -1]), eyeline.received, eyeline.top, weights @ x"
+HINTS = {
+    "array": "For a picture use eyeline.readings.pooled(weights, 256, 256).values",
+    "stack": "For a picture use eyeline.readings.pooled(weights, 256, 256).values",
+    "tolist": "For a picture use eyeline.readings.pooled(weights, 256, 256).values",
+    "numpy": "For a picture use eyeline.readings.pooled(weights, 256, 256).values",
+    "log": "For -Σ w log w use eyeline.entropy(weights)",
+    "sort": "For the largest weights of each row use eyeline.top(weights, k)",
+    "argsort": "For the largest weights of each row use eyeline.top(weights, k)",
+    "cumsum": "For the share of a range of keys use eyeline.readings.mass(weights, spans)",
+    "diagonal": "For one diagonal use eyeline.readings.diagonal(weights, offset)",
+}
+
+
+def dense_limit() -> int:
+    """The bytes up to which the whole matrix is made without being asked: ``eyeline.dense_limit``."""
+    return int(sys.modules["eyeline"].dense_limit)
+
+
+class LazyMatrix(torch.Tensor):
+    """A tensor whose entries are computed when asked for; its storage is one NaN, which no one should see."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        if name == "__get__" or name in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if (
+            name == "__set__"
+            or name == "__setitem__"
+            or (name.endswith("_") and not name.startswith("__"))
+        ):
+            raise ArgumentError(
+                f"{name} would change weights in place. They are computed from q and k, not stored: "
+                "take a copy with weights.to_dense()."
+            )
+        own = LAZY.get(name)
+        if own is not None and args and isinstance(args[0], cls):
+            return getattr(args[0], own)(*args[1:], **kwargs)
+        if name in ("matmul", "__rmatmul__") and len(args) == 2 and isinstance(args[1], cls):
+            left, right = args if name == "matmul" else (args[0], args[1])
+            return right.__rmatmul__(left)
+        return densely(func, name, args, kwargs)
+
+    def _entries(self, what: str, limit: float) -> Tensor:
+        """The dense matrix, or DenseError."""
+        raise NotImplementedError
+
+    def to_dense(
+        self, dtype: torch.dtype | None = None, *, limit: float | None = None, **_: Any
+    ) -> Tensor:  # type: ignore[override]
+        """The whole matrix as an ordinary tensor, up to ``limit`` bytes (``eyeline.dense_limit`` unless given)."""
+        made = self._entries("to_dense", dense_limit() if limit is None else limit)
+        return made if dtype is None else made.to(dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        made = self._entries("__array__", dense_limit()).detach().cpu()
+        made = made.float() if made.dtype == torch.bfloat16 else made
+        array = made.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __format__(self, spec: str) -> str:
+        return repr(self) if not spec else format(self.to_dense(), spec)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+# What a tensor can say of itself without its entries.
+METADATA = frozenset(
+    [
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "element_size",
+        "is_floating_point",
+        "is_complex",
+        "is_signed",
+        "is_inference",
+        "__len__",
+        "get_device",
+        "is_sparse",
+        "is_conj",
+        "is_neg",
+        "is_same_size",
+        "type_as_meta",
+        "has_names",
+    ]
+)
+# Functions of torch that have a lazy form, by the method of Weights that has it.
+LAZY = {
+    "sum": "sum",
+    "mean": "mean",
+    "max": "max",
+    "amax": "amax",
+    "argmax": "argmax",
+    "topk": "topk",
+    "matmul": "__matmul__",
+    "__matmul__": "__matmul__",
+    "__getitem__": "__getitem__",
+    "select": "select",
+    "detach": "detach",
+    "transpose": "transpose",
+    "swapaxes": "transpose",
+    "squeeze": "squeeze",
+    "unsqueeze": "unsqueeze",
+    "unbind": "unbind",
+}
+
+
+def densely(
+    func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function of torch with dense tensors in place of lazy ones, together within the limit."""
+    lazy = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, LazyMatrix)]
+    total = sum(nbytes(t) for t in lazy)
+    if total > dense_limit():
+        raise too_large(name, lazy[0], total, dense_limit())
+
+    def dense(t: Any) -> Any:
+        return t._entries(name, math.inf) if isinstance(t, LazyMatrix) else t
+
+    return func(*tree_map(dense, tuple(args)), **tree_map(dense, kwargs))
+
+
+def nbytes(matrix: Tensor) -> int:
+    """Bytes of the dense form."""
+    return math.prod(matrix.shape) * matrix.dtype.itemsize
+
+
+def size_text(count: float) -> str:
+    """Bytes for people: 309 MiB."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.{0 if count / size >= 10 else 1}f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def too_large(name: str, matrix: Tensor, count: int, limit: float) -> DenseError:
+    plain = name.strip("_")
+    what = f"{list(matrix.shape)} {str(matrix.dtype).removeprefix('torch.')}"
+    hint = HINTS.get(plain, ASK)
+    return DenseError(
+        f"{plain} needs the whole matrix {what}: {size_text(count)}, and eyeline.dense_limit is {size_text(limit)}.\n"
+        f"{hint}; they need no such memory. If you do want it all: weights.to_dense(limit={count})."
+    )
+
+
+def hollow(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of this shape that holds one NaN: code that reads its memory gets NaN, not plausible numbers."""
+    return like.detach().new_full((), float("nan")).expand(shape)

@@ -1,0 +1,396 @@
+"""Weights: the attention weights as a tensor that is not there, computed where it is looked at."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyeline.backends import gradients
+from eyeline.backends.reductions import (
+    Entries,
+    LogSumExp,
+    TopKeys,
+    TopQueries,
+    WeightedColumns,
+    WeightedSum,
+)
+from eyeline.errors import ArgumentError, ShapeError
+from eyeline.lazy import indexing
+from eyeline.lazy.indexing import ALL
+from eyeline.lazy.matrix import (
+    LazyMatrix,
+    dense_limit,
+    densely,
+    hollow,
+    nbytes,
+    too_large,
+)
+from eyeline.lazy.parts import Body, block, choose_lead, choose_slices, entries
+from eyeline.lazy.text import entries_text, summary
+from eyeline.problem import Problem
+
+
+class Weights(LazyMatrix):
+    """The attention weights ``[..., Tq, Tk]``: a tensor that is computed where it is looked at, exactly.
+
+    Printing, indexing, sums and products compute what they need and no more. Slices, batch entries and heads stay lazy;
+    rows and columns picked by a number are tensors. Whatever else torch, numpy or matplotlib does to a tensor works up to
+    ``eyeline.dense_limit`` bytes and raises `DenseError` above.
+
+    >>> import torch, eyeline
+    >>> q = k = torch.eye(3)
+    >>> weights = eyeline.weights(q, k, eyeline.causal(), scale=2.0)
+    >>> weights
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.1192, 0.8808, 0.0000],
+            [0.1065, 0.1065, 0.7870]])
+    weights [3, 3] float32 · causal() · keeps 120 bytes, the dense tensor would take 36 bytes
+    >>> weights[-1]                      # where the last token looks
+    tensor([0.1065, 0.1065, 0.7870])
+    >>> weights.sum(-2)                  # what each key receives
+    tensor([1.2257, 0.9873, 0.7870])
+    """
+
+    _body: Body
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def problem(self) -> Problem:
+        """q, k, mask, bias and scale in eyeline's one form; frozen."""
+        return self._body.problem
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the dimensions, ``("batch", "head", "query", "key")`` at rank 4."""
+        return (*self._body.axes, "query", "key")
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self._body.problem.requires_grad
+
+    @property
+    def lse(self) -> Tensor:
+        """``log Σ exp(score)`` of each row ``[*lead, Tq]`` in nats, the sink included; -inf for a row that sees nothing.
+
+        >>> import torch, eyeline
+        >>> eyeline.weights(torch.zeros(2, 3), torch.ones(4, 3)).lse   # four equal scores of 0: log 4
+        tensor([1.3863, 1.3863])
+        """
+        body = self._body
+        if body.view.mean_heads:
+            raise ArgumentError(
+                "A mean over heads has no logsumexp. Take weights.lse before the mean."
+            )
+        body.problem.check_fresh()
+        if body.lse is None:
+            made = body.reduce_one(LogSumExp())
+            body.lse = made[0].detach().reshape(body.problem.N, body.problem.Hq, body.problem.Tq)
+            return made[0]
+        known = gradients.lse(body.backend, body.problem, body.lse)
+        return known.reshape(*body.problem.lead, body.problem.Tq)
+
+    def detach(self) -> Weights:
+        """The same weights without a gradient."""
+        body = self._body
+        return wrap(body.detach())
+
+    # -- looking at parts ----------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        request = indexing.parse(key, tuple(self.shape))
+        if request is None:
+            return densely(torch.Tensor.__getitem__, "__getitem__", (self, key), {})
+        self._body.problem.check_fresh()
+        body, lead = self._body, request.lead
+        if request.lazy or request.lead_is_basic:
+            # Otherwise index tensors stand on both sides, and torch pairs them up in the block below.
+            body = choose_lead(body, lead)
+            lead = (ALL,) * len(body.lead)
+        if request.lazy:
+            return wrap(choose_slices(body, request.rows, request.cols))
+        dense, rows, cols = block(body, request.rows, request.cols)
+        return torch.Tensor.__getitem__(dense, (*lead, rows, cols))
+
+    def select(self, dim: int, index: int) -> Any:
+        """``weights[..., index, ...]`` with the index in dimension ``dim``."""
+        return self[(ALL,) * (dim % self.dim()) + (index,)]
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """The entries along one dimension."""
+        return tuple(self.select(dim, i) for i in range(self.shape[dim]))
+
+    def _entries(self, what: str, limit: float) -> Tensor:
+        if nbytes(self) > limit:
+            raise too_large(what, self, nbytes(self), limit)
+        return entries(self._body)
+
+    def scores(self, rows: slice | None = None) -> Tensor:
+        """The scores before the softmax (scaled, capped, biased; -inf where hidden) of some rows ``[*lead, R, Tk]``.
+
+        >>> import torch, eyeline
+        >>> eyeline.weights(torch.eye(2), torch.eye(2), eyeline.causal(), scale=3.0).scores()
+        tensor([[3., -inf],
+                [0., 3.]])
+        """
+        part = self if rows is None else wrap(choose_slices(self._body, rows, ALL))
+        if not part._body.view.is_whole:
+            raise ArgumentError(
+                "Scores are of whole heads and rows: ask before slicing columns or averaging heads."
+            )
+        if nbytes(part) > dense_limit():
+            raise too_large("scores", part, nbytes(part), dense_limit())
+        return part._body.reduce_one(Entries(None, "scores"))[0]
+
+    # -- sums, means, maxima -------------------------------------------------------------------------------------
+
+    def sum(
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    ) -> Tensor:  # type: ignore[override]
+        """Sums over keys (-1), over queries (-2) or of all; other dimensions go through the dense tensor."""
+        axis = self._axis(dim)
+        if axis is None:
+            return densely(torch.sum, "sum", (self, dim, keepdim), {"dtype": dtype})  # type: ignore[no-any-return]
+        made = self._sums("key" if axis == "all" else axis)
+        if axis == "all":
+            made = made.sum()
+        elif keepdim:
+            made = made.unsqueeze(-1 if axis == "query" else -2)
+        return made.to(dtype or self.dtype)
+
+    def mean(
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    ) -> Tensor:  # type: ignore[override]
+        """Means over keys (-1), queries (-2), all, or over heads: that one stays lazy."""
+        axis = self._axis(dim)
+        if axis is not None:
+            count = {"query": self.shape[-1], "key": self.shape[-2]}.get(
+                axis, math.prod(self.shape)
+            )
+            total = self.sum(dim, keepdim, dtype=self._body.problem.statistics)
+            return (total / count).to(dtype or self.dtype)
+        body = self._body
+        heads_last = (
+            body.axes and body.axes[-1] == "head" and body.problem.lead[-1:] == (body.problem.Hq,)
+        )
+        over_heads = isinstance(dim, int) and dim % self.dim() == self.dim() - 3
+        if over_heads and heads_last and not keepdim and dtype is None and not body.view.mean_heads:
+            view = replace(body.view, mean_heads=True)
+            return wrap(replace(body, view=view, axes=body.axes[:-1], state=None, lse=None))
+        return densely(torch.mean, "mean", (self, dim, keepdim), {"dtype": dtype})  # type: ignore[no-any-return]
+
+    def max(self, dim: Any = None, keepdim: bool = False) -> Any:  # type: ignore[override]
+        """The largest weight over keys (-1) or queries (-2) with its index, -1 where nothing is seen; or of all."""
+        axis = "all" if dim is None else self._axis(dim) if isinstance(dim, int) else None
+        if axis is None:
+            return densely(
+                torch.max, "max", (self, dim, keepdim) if isinstance(dim, int) else (self, dim), {}
+            )
+        values, indices = self._largest(1, "query" if axis == "all" else axis)
+        if axis == "all":
+            return values.max()
+        if not keepdim:
+            values, indices = values.squeeze(-1), indices.squeeze(-1)
+        elif axis == "key":
+            values, indices = values.mT, indices.mT
+        return torch.return_types.max((values, indices))
+
+    def amax(self, dim: Any = None, keepdim: bool = False) -> Tensor:  # type: ignore[override]
+        """The largest weight over keys (-1) or queries (-2)."""
+        if isinstance(dim, int) and self._axis(dim) is not None:
+            return self.max(dim, keepdim).values  # type: ignore[no-any-return]
+        return densely(torch.amax, "amax", (self, () if dim is None else dim, keepdim), {})  # type: ignore[no-any-return]
+
+    def argmax(self, dim: Any = None, keepdim: bool = False) -> Tensor:  # type: ignore[override]
+        """The key (-1) or query (-2) with the largest weight, the first of equals; -1 where nothing is seen."""
+        if isinstance(dim, int) and self._axis(dim) is not None:
+            return self.max(dim, keepdim).indices  # type: ignore[no-any-return]
+        return densely(torch.argmax, "argmax", (self, dim, keepdim), {})  # type: ignore[no-any-return]
+
+    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # type: ignore[override]
+        """The k largest weights over keys (-1) or queries (-2), with their indices (-1 where fewer are seen)."""
+        axis = self._axis(dim)
+        if axis is None or axis == "all" or not largest or not 0 < k <= self.shape[dim]:
+            return densely(torch.topk, "topk", (self, k, dim, largest, sorted), {})
+        values, indices = self._largest(k, axis)
+        if axis == "key":
+            values, indices = values.mT, indices.mT
+        return torch.return_types.topk((values, indices))
+
+    def _axis(self, dim: Any) -> str | None:
+        """What remains after reducing over ``dim``: "query" (over keys), "key" (over queries), "all", or None: not lazy."""
+        if dim is None:
+            return "all"
+        if isinstance(dim, (tuple, list)):
+            if len(dim) != 1:
+                return None
+            dim = dim[0]
+        if not isinstance(dim, int) or not -self.dim() <= dim < self.dim():
+            return None
+        return {self.dim() - 1: "query", self.dim() - 2: "key"}.get(dim % self.dim())
+
+    def _sums(self, axis: str) -> Tensor:
+        problem = self._body.problem
+        ones = torch.ones(
+            1, 1, self.shape[-1] if axis == "query" else self.shape[-2], 1, device=problem.q.device
+        )
+        question = WeightedSum(ones) if axis == "query" else WeightedColumns(ones)
+        return self._body.reduce_one(question)[0].squeeze(-1)
+
+    def _largest(self, k: int, axis: str) -> tuple[Tensor, Tensor]:
+        values, indices = self._body.reduce_one(TopKeys(k) if axis == "query" else TopQueries(k))
+        return values.to(self.dtype), indices
+
+    # -- products ------------------------------------------------------------------------------------------------
+
+    def __matmul__(self, x: Any) -> Tensor:  # type: ignore[override]
+        """``weights @ x`` for x ``[Tk]``, ``[Tk, F]`` or ``[*lead, Tk, F]``, without the weights."""
+        if not _is_factor(x, self.shape[:-2]):
+            return densely(torch.matmul, "matmul", (self, x), {})  # type: ignore[no-any-return]
+        return product(self, x, self.shape[-1], WeightedSum)
+
+    matmul = __matmul__  # type: ignore[assignment]
+
+    def __rmatmul__(self, y: Any) -> Tensor:
+        """``y @ weights`` is ``(weights.mT @ y.mT).mT``."""
+        if not _is_factor(y, self.shape[:-2]):
+            return densely(torch.matmul, "matmul", (y, self), {})  # type: ignore[no-any-return]
+        made = self.mT @ (y if y.dim() == 1 else y.mT)
+        return made if y.dim() == 1 else made.mT
+
+    @property
+    def mT(self) -> TransposedWeights:  # type: ignore[override]
+        """The transposed weights; ``weights.mT @ y`` is computed without them."""
+        return transposed(self)
+
+    @property
+    def T(self) -> Any:  # type: ignore[override]
+        return self.mT if self.dim() == 2 else densely(lambda w: w.T, "T", (self,), {})
+
+    def transpose(self, dim0: int, dim1: int) -> Any:  # type: ignore[override]
+        if {dim0 % self.dim(), dim1 % self.dim()} == {self.dim() - 1, self.dim() - 2}:
+            return self.mT
+        return densely(torch.transpose, "transpose", (self, dim0, dim1), {})
+
+    def squeeze(self, dim: Any = None) -> Any:  # type: ignore[override]
+        lead = len(self.shape) - 2
+        if dim is None and 1 not in self.shape[-2:]:
+            return self[tuple(0 if size == 1 else ALL for size in self.shape[:-2])]
+        if isinstance(dim, int) and dim % self.dim() < lead:
+            return self.select(dim, 0) if self.shape[dim] == 1 else self
+        return densely(torch.squeeze, "squeeze", (self,) if dim is None else (self, dim), {})
+
+    def unsqueeze(self, dim: int) -> Any:  # type: ignore[override]
+        at = dim % (self.dim() + 1)
+        if at <= self.dim() - 2:
+            return self[(ALL,) * at + (None,)]
+        return densely(torch.unsqueeze, "unsqueeze", (self, dim), {})
+
+    # -- shown, copied -------------------------------------------------------------------------------------------
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{entries_text(self)}\n{summary(self)}"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        # Only a notebook needs the drawing code.
+        return importlib.import_module("eyeline.views.notebook").weights_html(self)  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
+        problem = self._body.problem
+        tensors = {
+            n: t if t is None else copy.deepcopy(t, memo) for n, t in problem.tensors.items()
+        }
+        copied = replace(problem.with_tensors(tensors), versions=())
+        return wrap(replace(self._body, problem=copied))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        body = self._body
+        return wrap, (replace(body, problem=replace(body.problem.detach(), versions=())),)
+
+
+class TransposedWeights(LazyMatrix):
+    """``weights.mT``: a product with it sums over the queries. Everything else is the dense transpose, up to the limit."""
+
+    _weights: Weights
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self._weights.requires_grad
+
+    @property
+    def mT(self) -> Weights:  # type: ignore[override]
+        return self._weights
+
+    def __matmul__(self, y: Any) -> Tensor:  # type: ignore[override]
+        if not _is_factor(y, self.shape[:-2]):
+            return densely(torch.matmul, "matmul", (self, y), {})  # type: ignore[no-any-return]
+        return product(self._weights, y, self.shape[-1], WeightedColumns)
+
+    matmul = __matmul__  # type: ignore[assignment]
+
+    def _entries(self, what: str, limit: float) -> Tensor:
+        return self._weights._entries(what, limit).mT
+
+    def __getitem__(self, key: Any) -> Any:
+        return densely(torch.Tensor.__getitem__, "__getitem__", (self, key), {})
+
+    def detach(self) -> TransposedWeights:
+        return transposed(self._weights.detach())
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"the transpose of\n{self._weights!r}"
+
+
+def wrap(body: Body) -> Weights:
+    """The Weights of a body."""
+    made = hollow(body.problem.q, body.shape).as_subclass(Weights)
+    made._body = body
+    return made
+
+
+def transposed(weights: Weights) -> TransposedWeights:
+    """The transposed weights."""
+    shape = (*weights.shape[:-2], weights.shape[-1], weights.shape[-2])
+    made = hollow(weights._body.problem.q, shape).as_subclass(TransposedWeights)
+    made._weights = weights
+    return made
+
+
+def product(
+    weights: Weights,
+    x: Tensor,
+    size: int,
+    question: Callable[[Tensor], WeightedSum | WeightedColumns],
+) -> Tensor:
+    vector = x.dim() == 1
+    if x.shape[-1 if vector else -2] != size:
+        raise ShapeError(
+            f"weights {list(weights.shape)} @ x {list(x.shape)}: x needs {size} rows, one for each of the weights' columns."
+        )
+    x = weights._body.factor(x.unsqueeze(-1) if vector else x)
+    out = weights._body.reduce_one(question(x))[0].to(torch.promote_types(weights.dtype, x.dtype))
+    return out.squeeze(-1) if vector else out
+
+
+def _is_factor(x: Any, lead: Sequence[int]) -> bool:
+    """Whether ``x`` is a plain tensor whose leading dimensions broadcast to the weights'."""
+    if (
+        not isinstance(x, Tensor)
+        or isinstance(x, LazyMatrix)
+        or not x.is_floating_point()
+        or x.dim() == 0
+    ):
+        return False
+    own = x.shape[:-2]
+    return len(own) <= len(lead) and all(
+        a in (1, b) for a, b in zip(reversed(own), reversed(lead), strict=False)
+    )
