@@ -151,6 +151,8 @@ LARGE: dict[str, tuple[Question, Answer]] = {
 
 @owed(question=list(LARGE), rule=["full", "both"])
 def every_question_across_tiles(backend: str, question: str, rule: str) -> None:
+    if backend == "small tiles":  # every other test crosses those
+        return
     mask, visible = RULES[rule]((2, 2), 301, 640)
     ask, answer = LARGE[question]
     check(Setting(*inputs(301, 640), mask, visible), ask, answer, backend, question)
