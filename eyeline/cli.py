@@ -192,7 +192,7 @@ def _text(text: str | None, file: Path | None) -> tuple[str, str]:
 
 
 def _program() -> str:
-    """How eyeline was started, so that the commands it names can be typed: its name, or its path."""
+    """How eyeline was started, so that the commands it names can be typed: its name or path."""
     started = sys.argv[0]
     if Path(started).name == "__main__.py":
         return f"{_typed(sys.executable, 'python')} -m eyeline"

@@ -130,7 +130,6 @@ TABLE: dict[str, tuple[str, str]] = {
     "next sharp": ("the sharpest heads instead", "改看最集中的头"),
     "next head": ("another head", "另一个头"),
     "next model": ("the same text in {model}", "同一段文字，换 {model}"),
-    "next pieces": ("the model's own pieces", "模型自己的词片"),
     "next page": ("a page to keep or send", "存成一个网页"),
     "next figure": ("a figure for a paper", "存成论文插图"),
     "written": ("Wrote {path}", "已写入 {path}"),
@@ -139,8 +138,6 @@ TABLE: dict[str, tuple[str, str]] = {
     "text": ("The text", "文字"),
     "page made": ("Made by eyeline.", "由 eyeline 生成。"),
     "shortened": ("… ({count} characters)", "……（共 {count} 个字符）"),
-    # info
-    "loading": ("Loading {model} …", "正在载入 {model} ……"),
 }
 
 
