@@ -265,7 +265,7 @@ def _seen_by(weights: Weights) -> Tensor:
 def top(weights: Weights, k: int = 8) -> Asked:
     """The k largest weights of each row and their keys: ``values`` and ``indices`` ``[*lead, Tq, k]``, largest first.
 
-    Where fewer than k keys are visible the value is 0 and the index -1; k is capped at Tk. Which of equal weights comes first
+    Where fewer than k keys are visible the value is 0 and the index -1, also for k > Tk. Which of equal weights comes first
     is fixed but not promised (k = 1: the first). The values are differentiable, the choice held fixed.
 
     >>> import torch, eyeline
@@ -275,7 +275,7 @@ def top(weights: Weights, k: int = 8) -> Asked:
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ArgumentError(f"top(weights, k) needs k to be a whole number from 1, and got {k!r}.")
-    values, indices = yield TopKeys(min(k, weights.shape[-1]))
+    values, indices = yield TopKeys(k)
     return Reading(values, (*_rows(weights), "rank"), "weight", "top", indices)
 
 

@@ -33,6 +33,8 @@ library.define(
     f"attend_backward(Tensor grad, Tensor out, Tensor lse, bool[] wanted, Tensor v, {_problem}) -> Tensor[]"
 )
 
+MASK_TENSORS, LEAD = 6, 11  # where these arguments stand in attend
+
 
 @contextmanager
 def through_operators() -> Iterator[None]:
@@ -46,7 +48,10 @@ def through_operators() -> Iterator[None]:
 
 def wanted_here() -> bool:
     """Whether attention must go through the operators now."""
-    return torch.compiler.is_compiling() or _forced.get()
+    if torch.compiler.is_compiling():
+        return True
+    # torch.func's transforms do not enter an operator's registered gradient; the direct path has one that they do.
+    return _forced.get() and not torch._C._are_functorch_transforms_active()
 
 
 def attend(
@@ -150,7 +155,7 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     v, *args = inputs
     tensors = [v, *args[:5], args[6]]
     ctx.present = [t is not None for t in tensors]
-    ctx.masks = len(args[5])
+    ctx.masks, ctx.lead = len(inputs[MASK_TENSORS]), inputs[LEAD]
     ctx.rest = args[7:]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[0], output[1], *(t for t in tensors if t is not None), *args[5])
@@ -159,7 +164,9 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
     wanted = [*ctx.needs_input_grad[:6]]
     nothing: list[Any] = [None] * 16
-    nothing[6] = [None] * ctx.masks
+    nothing[MASK_TENSORS] = [None] * ctx.masks
+    if not ctx.lead:
+        nothing[LEAD] = []  # torch cannot tell an empty list of sizes from an empty list of tensors
     if grad is None:
         return tuple(nothing)
     out, lse, *saved = ctx.saved_tensors

@@ -176,7 +176,7 @@ class _Pulled:
     def add(self, name: str, grad: Tensor | None) -> None:
         if grad is not None:
             kept = getattr(self, name)
-            setattr(self, name, grad if kept is None else kept.add_(grad))
+            setattr(self, name, grad if kept is None else kept + grad)
 
 
 def _pull(strip: Strip, terms: Sequence[Term], view: View, own: list[list[Tensor]]) -> _Pulled:
@@ -207,9 +207,11 @@ def _pull(strip: Strip, terms: Sequence[Term], view: View, own: list[list[Tensor
             if g is not None:
                 into += g
     if strip.visible is not None:
-        for g in (pulled.weights, pulled.scores):
-            if g is not None:
-                g.masked_fill_(~strip.visible, 0.0)
+        hidden = ~strip.visible
+        for name in ("weights", "scores"):
+            found_there = getattr(pulled, name)
+            if found_there is not None:
+                setattr(pulled, name, found_there.masked_fill(hidden, 0.0))
     return pulled
 
 

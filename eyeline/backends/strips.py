@@ -41,7 +41,9 @@ class Strip:
     def lse(self) -> Tensor:
         """``log Σ exp(score)`` [n, h, R], -inf for a row that sees nothing."""
         nothing = self.l == 0
-        return torch.where(nothing, SEEN_NOTHING, self.m + torch.where(nothing, 1.0, self.l).log())
+        lse = self.m + torch.where(nothing, 1.0, self.l).log()
+        lse = torch.where(self.m == torch.inf, self.m, lse)  # inf - inf made l NaN; log Σ exp is inf
+        return torch.where(nothing, SEEN_NOTHING, lse)
 
     @property
     def positions(self) -> Tensor:
@@ -159,7 +161,7 @@ def heads_matmul_t(w: Tensor, y: Tensor, heads: int) -> Tensor:
     n, Hq, rows, cols = w.shape
     group = Hq // heads if heads else 1
     y = y.expand(n, Hq, rows, y.shape[-1])
-    return w.reshape(n, heads, group * rows, cols).mT @ y.reshape(n, heads, group * rows, -1)
+    return w.reshape(n, heads, group * rows, cols).mT @ y.reshape(n, heads, group * rows, y.shape[-1])
 
 
 def select_matmul(w: Tensor, x: Tensor, visible: Tensor | None) -> Tensor:
