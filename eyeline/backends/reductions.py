@@ -165,9 +165,8 @@ class RowEntropy(Reduction):
 
     def of(self, strip: Strip) -> tuple[Tensor, ...]:
         w = strip.weights
-        if not torch.is_grad_enabled():
-            return (torch.special.entr(w).sum(-1),)
-        return (-(w * torch.where(w == 0, 1.0, w).log()).sum(-1),)
+        smallest = torch.finfo(w.dtype).tiny  # 0 · log(smallest) is 0, and has a gradient that is a number
+        return (-torch.linalg.vecdot(w, w.clamp(min=smallest).log()),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,7 +356,8 @@ class Pool(Reduction):
         rows, cols = len(self.row_edges) - 1, len(self.col_edges) - 1
         few = 256  # columns up to which a product with the indicator beats scattered adds
         if cols <= few:
-            cells = w @ torch.nn.functional.one_hot(key_cell, cols).to(w.dtype)
+            indicator = w.new_zeros(w.shape[-1], cols).scatter_(1, key_cell[:, None], 1.0)
+            cells = w @ indicator
         else:
             cells = w.new_zeros((*w.shape[:-1], cols)).index_add(-1, key_cell, w)
         total = w.new_zeros((*w.shape[:2], rows, cols)).index_add(2, row_cell, cells)
