@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 dense_limit: int = 64 * 2**20
-"""Bytes up to which `Weights` becomes a dense tensor without being asked; set it to allow more or less."""
+"""Bytes up to which `Weights` becomes a dense tensor unasked; set it to allow more or less."""
 
 __all__ = [
     "DenseError",
@@ -45,7 +45,8 @@ __all__ = [
     "window",
 ]
 
-# Where the names that look into models live; they load when first used, so that `import eyeline` stays light.
+# Where the names that look into models live; they load when first used, so that
+# `import eyeline` stays light.
 _LATER = {"look": "eyeline.looking", "watch": "eyeline.seen"}
 
 

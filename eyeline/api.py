@@ -32,16 +32,21 @@ def attention(
 ) -> tuple[Tensor, Weights]:
     """``softmax(q kᵀ / √D) v`` and, beside it, the weights: ``(out, weights)``.
 
-    ``q [..., Hq, Tq, D]``, ``k [..., Hk, Tk, D]``, ``v [..., Hk, Tk, Dv]`` → ``out [..., Hq, Tq, Dv]`` and lazy ``weights
-    [..., Hq, Tq, Tk]``; also ``[B, T, D]`` and ``[T, D]`` without heads. Hq is a multiple of Hk: query head h reads key head
+    ``q [..., Hq, Tq, D]``, ``k [..., Hk, Tk, D]``, ``v [..., Hk, Tk, Dv]`` →
+    ``out [..., Hq, Tq, Dv]`` and lazy ``weights [..., Hq, Tq, Tk]``; also ``[B, T, D]`` and
+    ``[T, D]`` without heads. Hq is a multiple of Hk: query head h reads key head
     ``h // (Hq // Hk)``. Nothing of size Tq × Tk is formed.
 
-    * ``mask``: who **may** be seen: `causal()`, `window`, `padding`, `eyeline.masks`, or a tensor of True/False or 1/0.
-      A row that sees nothing gives 0.
-    * ``bias``: added to the scores: a float tensor that broadcasts to the weights, or one of `eyeline.biases`.
-    * ``scale``: ``D ** -0.5`` unless given. ``softcap``: scores become ``c·tanh(score/c)``, before the bias.
-    * ``sinks``: a logit per query head in the softmax that has no value: rows then sum to less than 1.
-    * ``dropout``: the probability that a weight is left out of ``out``; the weights are those before dropout.
+    * ``mask``: who **may** be seen: `causal()`, `window`, `padding`, `eyeline.masks`, or a tensor
+      of True/False or 1/0. A row that sees nothing gives 0.
+    * ``bias``: added to the scores: a float tensor that broadcasts to the weights, or one of
+      `eyeline.biases`.
+    * ``scale``: ``D ** -0.5`` unless given.
+    * ``softcap``: scores become ``c·tanh(score/c)``, before the bias.
+    * ``sinks``: a logit per query head in the softmax that has no value: rows then sum to less
+      than 1.
+    * ``dropout``: the probability that a weight is left out of ``out``; the weights are those
+      before dropout.
     * ``backend``: "tiled" (the default) or "reference" (dense).
 
     Errors: ShapeError, DtypeError, MaskError, ArgumentError, BackendError, each with what to do.
@@ -86,7 +91,7 @@ def weights(
     sinks: Tensor | None = None,
     backend: str | Backend | None = None,
 ) -> Weights:
-    """The lazy weights ``softmax(q kᵀ / √D)`` ``[..., Hq, Tq, Tk]`` alone; nothing is computed until it is asked for.
+    """The weights ``softmax(q kᵀ / √D)`` ``[..., Hq, Tq, Tk]`` alone, computed when asked for.
 
     Arguments and errors are those of `attention`.
 
@@ -117,7 +122,7 @@ def _settled(problem: Problem) -> Problem:
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast, what F.scaled_dot_product_attention does: float32 goes to autocast's dtype."""
+    """Under autocast, as F.scaled_dot_product_attention: float32 goes to autocast's dtype."""
     first = tensors[0]
     if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
         return tensors

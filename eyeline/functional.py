@@ -28,8 +28,9 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """A drop-in for ``torch.nn.functional.scaled_dot_product_attention``: the output alone.
 
-    torch's meaning: a bool ``attn_mask`` is True where a key may be seen, a float one is **added** to the scores (a mask of 0
-    and 1 is no mask to torch, and warns once); ``is_causal`` is aligned to the top left; fewer key heads need ``enable_gqa``.
+    torch's meaning: a bool ``attn_mask`` is True where a key may be seen, a float one is **added**
+    to the scores (a mask of 0 and 1 is no mask to torch, and warns once); ``is_causal`` is aligned
+    to the top left; fewer key heads need ``enable_gqa``. Errors are those of `eyeline.attention`.
 
     >>> import torch
     >>> from eyeline.functional import scaled_dot_product_attention
@@ -40,22 +41,38 @@ def scaled_dot_product_attention(
     """
     if unknown:
         names = ", ".join(unknown)
-        hint = " mask= belongs to eyeline.attention, which returns (out, weights)." if "mask" in unknown else ""
-        raise TypeError(
-            f"eyeline.functional.scaled_dot_product_attention has torch's arguments, and got {names}.{hint}"
+        hint = (
+            " mask= belongs to eyeline.attention, which returns (out, weights)."
+            if "mask" in unknown
+            else ""
         )
-    if query.dim() > 3 and not enable_gqa and query.shape[-3] != key.shape[-3] and key.shape[-3] != 1:
+        raise TypeError(
+            "eyeline.functional.scaled_dot_product_attention has torch's arguments, "
+            f"and got {names}.{hint}"
+        )
+    if (
+        query.dim() > 3
+        and not enable_gqa
+        and query.shape[-3] != key.shape[-3]
+        and key.shape[-3] != 1
+    ):
         raise ShapeError(
-            f"query has {query.shape[-3]} heads and key {key.shape[-3]}. torch wants enable_gqa=True for that."
+            f"query has {query.shape[-3]} heads and key {key.shape[-3]}. "
+            "torch wants enable_gqa=True for that."
         )
     mask: Mask | Tensor | None = causal(offset=0) if is_causal else None
     bias = None
     if attn_mask is not None:
         if isinstance(attn_mask, Mask):
-            raise DtypeError("attn_mask is a tensor, as in torch. A rule goes to eyeline.attention(mask=...).")
+            raise DtypeError(
+                "attn_mask is a tensor, as in torch. A rule goes to eyeline.attention(mask=...)."
+            )
         if attn_mask.dtype == torch.bool:
             if is_causal:
-                raise ArgumentError("torch takes attn_mask or is_causal, not both. Use attn_mask & causal as one mask.")
+                raise ArgumentError(
+                    "torch takes attn_mask or is_causal, not both. "
+                    "Use attn_mask & causal as one mask."
+                )
             mask = attn_mask
         elif attn_mask.is_floating_point():
             bias = attn_mask
@@ -73,8 +90,9 @@ def _warn_of_zero_one(attn_mask: Tensor) -> None:
     if bool(((attn_mask == 0) | (attn_mask == 1)).all()) and bool((attn_mask == 1).any()):
         _warned = True
         warnings.warn(
-            "attn_mask is a float tensor of only 0 and 1, and torch adds it to the scores: it hides nothing. "
-            "For a mask use attn_mask.bool(), or eyeline.attention(mask=...), which takes 0 and 1.",
+            "attn_mask is a float tensor of only 0 and 1, and torch adds it to the scores: "
+            "it hides nothing. For a mask use attn_mask.bool(), or eyeline.attention(mask=...), "
+            "which takes 0 and 1.",
             UserWarning,
             stacklevel=3,
         )
