@@ -27,7 +27,6 @@ ORDER = [
     "biases",
     "problem",
     "backends",
-    "indexing",
     "lazy",
     "api",
     "functional",
