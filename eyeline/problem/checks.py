@@ -1,4 +1,4 @@
-"""The door: everything that is handed over is checked once, and what is wrong is said with what to do."""
+"""The door: what is handed over is checked once; what is wrong is said with what to do."""
 
 from __future__ import annotations
 
@@ -41,17 +41,20 @@ def _check_tensors(caller: str, tensors: dict[str, Tensor]) -> None:
             )
         if t.dim() < 2:
             raise ShapeError(
-                f"{caller}() needs {name} to be [T, D], [B, T, D] or [..., H, T, D], and got shape {list(t.shape)}."
+                f"{caller}() needs {name} to be [T, D], [B, T, D] or [..., H, T, D], "
+                f"and got shape {list(t.shape)}."
             )
     q = tensors["q"]
     if q.dtype not in DTYPES:
         raise DtypeError(
-            f"{caller}() computes in float32, float64, bfloat16 or float16, and q is {q.dtype}. Use q.float()."
+            f"{caller}() computes in float32, float64, bfloat16 or float16, and q is {q.dtype}. "
+            "Use q.float()."
         )
     for name, t in tensors.items():
         if t.dtype != q.dtype or t.device != q.device:
             raise DtypeError(
-                f"{caller}() needs one dtype and device: q is {q.dtype} on {q.device}, {name} is {t.dtype} on {t.device}."
+                f"{caller}() needs one dtype and device: q is {q.dtype} on {q.device}, "
+                f"{name} is {t.dtype} on {t.device}."
             )
         if t.dim() != q.dim():
             shapes = side_by_side(**tensors)
@@ -64,8 +67,9 @@ def _check_sizes(caller: str, tensors: dict[str, Tensor]) -> None:
     q, k, v = tensors["q"], tensors["k"], tensors.get("v")
     if q.shape[-1] != k.shape[-1]:
         raise ShapeError(
-            f"q has D={q.shape[-1]} and k has D={k.shape[-1]}. A score is a sum over d of q[d]·k[d], so both must have "
-            "the same D: W_Q and W_K project into one space where questions and answers are compared. v may differ."
+            f"q has D={q.shape[-1]} and k has D={k.shape[-1]}. A score is a sum over d of "
+            "q[d]·k[d], so both must have the same D: W_Q and W_K project into one space where "
+            "questions and answers are compared. v may differ."
         )
     if v is not None and v.shape[-2] != k.shape[-2]:
         raise ShapeError(
@@ -85,7 +89,8 @@ def _check_sizes(caller: str, tensors: dict[str, Tensor]) -> None:
             fits = [str(n) for n in range(1, heads + 1) if heads % n == 0]
             remedy = ", ".join(fits[:-1]) + " or " + fits[-1] if len(fits) > 1 else "1"
             raise ShapeError(
-                f"{caller}() needs the query heads to be a multiple of the key heads.\n{side_by_side(**tensors)}\n"
+                f"{caller}() needs the query heads to be a multiple of the key heads.\n"
+                f"{side_by_side(**tensors)}\n"
                 f"{heads} is not a multiple of {key_heads}. Give k and v {remedy} heads."
             )
 
@@ -112,7 +117,7 @@ def _flatten(t: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 
 def _number(caller: str, name: str, value: Any) -> float:
-    if isinstance(value, Tensor) or isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         hint = " Multiply q by it, and it has a gradient too." if name == "scale" else ""
         raise DtypeError(
             f"{caller}() takes {name} as a number, and got {type(value).__name__}.{hint}"
@@ -126,8 +131,8 @@ def _as_rule(mask: Any, caller: str) -> Mask | None:
     if isinstance(mask, Tensor):
         return from_tensor(mask)
     raise MaskError(
-        f"{caller}() takes mask as a rule such as eyeline.causal() or as a tensor that is 1 or True where a key may be "
-        f"seen, and got {type(mask).__name__}."
+        f"{caller}() takes mask as a rule such as eyeline.causal() or as a tensor that is 1 or "
+        f"True where a key may be seen, and got {type(mask).__name__}."
     )
 
 
@@ -136,7 +141,8 @@ def _as_bias(bias: Any, caller: str, shape: tuple[int, ...], q: Tensor) -> Tenso
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
         found = bias.dtype if isinstance(bias, Tensor) else type(bias).__name__
         raise DtypeError(
-            f"{caller}() takes bias as a float tensor that is added to the scores, and got {found}. "
+            f"{caller}() takes bias as a float tensor that is added to the scores, "
+            f"and got {found}. "
             "A tensor of True/False or 1/0 that says who may be seen goes to mask=."
         )
     if bias.device != q.device:
@@ -148,8 +154,8 @@ def _as_bias(bias: Any, caller: str, shape: tuple[int, ...], q: Tensor) -> Tenso
     )
     if not fits:
         raise ShapeError(
-            f"{caller}() needs a bias that broadcasts to the weights: bias {list(bias.shape)} beside "
-            f"weights {list(shape)}, with Tq = {shape[-2]}, Tk = {shape[-1]}."
+            f"{caller}() needs a bias that broadcasts to the weights: bias {list(bias.shape)} "
+            f"beside weights {list(shape)}, with Tq = {shape[-2]}, Tk = {shape[-1]}."
         )
     return canonical(bias, shape[:-2], N, H)
 
@@ -166,7 +172,8 @@ def _as_sinks(sinks: Any, caller: str, lead: tuple[int, ...], q: Tensor) -> Tens
     )
     if not fits:
         raise ShapeError(
-            f"{caller}() needs one sink per query head: sinks {list(sinks.shape)} beside leading shape {list(lead)}."
+            f"{caller}() needs one sink per query head: sinks {list(sinks.shape)} "
+            f"beside leading shape {list(lead)}."
         )
     return canonical(sinks, lead, q.shape[0], q.shape[1], trailing=0)
 

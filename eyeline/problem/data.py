@@ -1,7 +1,8 @@
 """The problem: everything that determines the weights, checked once and then carried unchanged.
 
-Inside eyeline every tensor has one form: q ``[N, Hq, Tq, D]``, k ``[N, Hk, Tk, D]``, where N is the product
-of the leading dimensions before the head's (``[T, D]`` has N = H = 1, ``[B, T, D]`` has N = B and H = 1).
+Inside eyeline every tensor has one form: q ``[N, Hq, Tq, D]``, k ``[N, Hk, Tk, D]``, where N is the
+product of the leading dimensions before the head's (``[T, D]`` has N = H = 1, ``[B, T, D]`` has
+N = B and H = 1).
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ ALL = slice(None)
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What determines ``softmax(q kᵀ · scale + bias)`` under a mask; nothing here is T × T unless the caller gave it."""
+    """What determines ``softmax(q kᵀ · scale + bias)`` under a mask.
+
+    Nothing here is T × T unless the caller gave it. Every choice of a part is a new problem.
+    """
 
     q: Tensor  # [N, Hq, Tq, D]
     k: Tensor  # [N, Hk, Tk, D]
@@ -37,21 +41,22 @@ class Problem:
     sinks: Tensor | None = None  # [N|1, Hq|1]
     first_position: int = 0  # position(i) = first_position + i · position_step
     position_step: int = 1
-    versions: tuple[
-        int, ...
-    ] = ()  # of q and k when they were handed over; () where torch keeps none
+    versions: tuple[int, ...] = ()  # of q and k when handed over; () where torch keeps none
     _visible: Visible | None = field(default=None, repr=False)
 
     @property
     def N(self) -> int:
+        """The product of the leading dimensions but the head's."""
         return self.q.shape[0]
 
     @property
     def Hq(self) -> int:
+        """Query heads."""
         return self.q.shape[1]
 
     @property
     def Hk(self) -> int:
+        """Key heads; each is read by ``group`` query heads."""
         return self.k.shape[1]
 
     @property
@@ -61,10 +66,12 @@ class Problem:
 
     @property
     def Tq(self) -> int:
+        """Queries, the rows of the weights."""
         return self.q.shape[2]
 
     @property
     def Tk(self) -> int:
+        """Keys, the columns of the weights."""
         return self.k.shape[2]
 
     @property
@@ -99,6 +106,7 @@ class Problem:
 
     @property
     def requires_grad(self) -> bool:
+        """Whether any of the tensors asks for a gradient."""
         return any(t is not None and t.requires_grad for t in self.tensors.values())
 
     @property
@@ -109,6 +117,7 @@ class Problem:
         return own + (self.visible.nbytes if self.visible is not None else 0)
 
     def with_tensors(self, tensors: dict[str, Tensor | None]) -> Problem:
+        """The same problem over other values of `tensors`, of the same shapes."""
         return replace(self, **tensors)  # type: ignore[arg-type]
 
     def detach(self) -> Problem:
@@ -121,8 +130,9 @@ class Problem:
         """Raise StaleError if q or k was changed in place since the problem was made."""
         if self.versions and self.versions != versions_of(self.q, self.k):
             raise StaleError(
-                "These weights are computed from q and k when asked for, and q or k was changed in place after "
-                "attention() or weights() was called. Hand over a copy (q.clone()), or ask before changing it."
+                "These weights are computed from q and k when asked for, and q or k was changed in "
+                "place after attention() or weights() was called. Hand over a copy (q.clone()), or "
+                "ask before changing it."
             )
 
     def positions(self, rows: slice | None = None) -> Tensor:
@@ -146,9 +156,10 @@ class Problem:
         )
 
     def rows(self, index: slice | Tensor) -> Problem:
-        """The problem of some queries: a slice, or a 1-D index tensor. Their positions stay what they were.
+        """The problem of some queries, by a slice or a 1-D index tensor; they keep their positions.
 
-        An index tensor loses the regular positions, so a relative bias becomes a dense one of these rows.
+        Rows picked by a tensor have no regular positions, so a relative bias becomes the dense one
+        of these rows.
         """
         visible = self.visible
         shared: dict[str, Any] = {
@@ -161,36 +172,39 @@ class Problem:
             shared["first_position"] = self.first_position + start * self.position_step
             shared["position_step"] = self.position_step * step
         elif self.relative is not None:
-            # Row by row the positions are irregular: the (few) rows asked for get their bias spelled out.
+            # The positions are irregular: the (few) rows asked for get their bias spelled out.
             spelled = self.relative_tile(self.first_position + index * self.position_step, ALL)
             shared["bias"] = spelled if shared["bias"] is None else shared["bias"] + spelled
             shared["relative"] = None
         return replace(self, **shared, versions=versions_of(shared["q"], self.k))
 
     def select(self, flat: Tensor, lead: tuple[int, ...]) -> Problem:
-        """Some (batch, head) pairs, by their index in the flattened lead, under a new leading shape."""
+        """Some (batch, head) pairs under a new leading shape.
+
+        ``flat``: their indices in the flattened ``lead``, in the order wanted, repeats allowed.
+        """
         chosen = _grid_slices(flat, self.N, self.Hq, self.group)
         visible = self.visible
         if chosen is not None:
-            n, h = chosen
-            q = self.q[n, h]
-            k = self.k[n, h.start // self.group : -(-h.stop // self.group)]
+            some_n, some_h = chosen
+            q = self.q[some_n, some_h]
+            k = self.k[some_n, some_h.start // self.group : -(-some_h.stop // self.group)]
             return replace(
                 self,
                 q=q,
                 k=k,
                 versions=versions_of(q, k),
                 lead=lead,
-                bias=_pick(self.bias, n, h),
-                relative=None if self.relative is None else _pick_dim(self.relative, 0, h),
-                sinks=_pick(self.sinks, n, h),
-                _visible=None if visible is None else visible.select(n, h),
+                bias=_pick(self.bias, some_n, some_h),
+                relative=None if self.relative is None else _pick_dim(self.relative, 0, some_h),
+                sinks=_pick(self.sinks, some_n, some_h),
+                _visible=None if visible is None else visible.select(some_n, some_h),
             )
         n, h = flat // max(self.Hq, 1), flat % max(self.Hq, 1)
         relative = self.relative
         bias = None if self.bias is None else _pair(self.bias, n, h)
         if relative is not None and relative.shape[0] > 1:
-            # One head's vector per pair does not fit [H, n]: spell the bias out through its own rows.
+            # One head's vector per pair does not fit [H, n]: spell the bias out for its rows.
             spelled = self.relative_tile(self.positions(), ALL)
             paired = _pair(spelled, n, h)
             bias, relative = (paired if bias is None else bias + paired), None
@@ -236,7 +250,7 @@ def _pair(t: Tensor, n: Tensor, h: Tensor) -> Tensor:
 
 
 def _grid_slices(flat: Tensor, N: int, H: int, group: int) -> tuple[slice, slice] | None:
-    """(n, h) slices that choose exactly these pairs in this order, if views of q and k can do it."""
+    """(n, h) slices that choose exactly these pairs in this order, if views of q and k can."""
     if flat.numel() == 0 or H == 0:
         return None
     flat = flat.cpu()
@@ -253,13 +267,17 @@ def _grid_slices(flat: Tensor, N: int, H: int, group: int) -> tuple[slice, slice
 
 
 def versions_of(*tensors: Tensor) -> tuple[int, ...]:
+    """torch's counts of in-place changes; () where it keeps none (compiling, inference mode)."""
     if torch.compiler.is_compiling() or any(t.is_inference() for t in tensors):
         return ()
     return tuple(t._version for t in tensors)
 
 
 def canonical(t: Tensor, lead: tuple[int, ...], N: int, H: int, trailing: int = 2) -> Tensor:
-    """A tensor that broadcasts against ``[*lead, ...]`` as ``[N|1, H|1, ...]``; broadcast dimensions stay 1 where they can."""
+    """A tensor that broadcasts against ``[*lead, ...]`` as ``[N|1, H|1, ...]``.
+
+    ``trailing`` dimensions follow the lead. Broadcast dimensions stay 1 where they can.
+    """
     tail = t.shape[t.dim() - trailing :]
     own = (1,) * (len(lead) - (t.dim() - trailing)) + tuple(t.shape[: t.dim() - trailing])
     if all(size == 1 for size in own):
