@@ -1,6 +1,7 @@
 """Readings: questions to the weights, answered by streaming over them. Several go in one pass.
 
-A reading is a generator function under `reading`: it yields the reductions it needs and is sent their tensors.
+A reading is a generator function under `reading`: it yields the reductions it needs and is sent
+their tensors.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from eyeline.backends.reductions import (
     Reduction,
     RowEntropy,
     RowTiles,
+    Tile,
     TopKeys,
     WeightedColumns,
     WeightedSum,
@@ -49,7 +51,9 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """The answer to a question: ``values``, the names of their ``axes``, their ``unit``, and ``indices`` where there are any.
+    """The answer to a question: ``values``, the names of their ``axes`` and their ``unit``.
+
+    ``indices`` (keys, of the values' shape) are there where the question has them.
 
     >>> import torch, eyeline
     >>> reading = eyeline.entropy(eyeline.weights(torch.zeros(1, 2), torch.zeros(4, 2)))
@@ -72,7 +76,8 @@ class Reading:
 
     def _repr_html_(self) -> str:
         # Only a notebook needs the drawing code.
-        return importlib.import_module("eyeline.views.notebook").reading_html(self)  # type: ignore[no-any-return]
+        notebook = importlib.import_module("eyeline.views.notebook")
+        return cast(str, notebook.reading_html(self))
 
 
 Asked = Generator[Any, Any, Reading]
@@ -90,10 +95,11 @@ class Question:
 
 
 def reading(ask: Callable[..., Asked]) -> Question:
-    """Make a reading of a generator function ``ask(weights, ...)`` that yields reductions and returns a Reading.
+    """Make a reading of a generator function ``ask(weights, ...)``.
 
-    ``yield reduction`` is sent its tensor, ``yield [a, b]`` a list of them; a reduction with indices gives a pair.
-    Each strip of the weights is computed once for all readings of a `read`, whoever wrote them.
+    It yields reductions and returns a Reading: ``yield reduction`` is sent its tensor,
+    ``yield [a, b]`` a list of them; a reduction with indices gives a pair. Each strip of the
+    weights is computed once for all readings of a `read`, whoever wrote them.
 
     >>> import torch, eyeline
     >>> from eyeline.readings import Reading, RowTiles, reading
@@ -120,8 +126,8 @@ def read(weights: Weights, *questions: Any) -> list[Reading]:
     """
     if not isinstance(weights, Weights):
         raise ArgumentError(
-            f"A reading takes the weights that eyeline.attention or eyeline.weights returns, and got "
-            f"{type(weights).__name__}. They are the second of (out, weights)."
+            "A reading takes the weights that eyeline.attention or eyeline.weights returns, "
+            f"and got {type(weights).__name__}. They are the second of (out, weights)."
         )
     asked = [_start(weights, question) for question in questions]
     waiting: list[tuple[int, Any]] = []
@@ -141,13 +147,14 @@ def read(weights: Weights, *questions: Any) -> list[Reading]:
 
 
 def _start(weights: Weights, question: Any) -> Asked:
+    """The generator of a question, which may come with arguments by functools.partial."""
     args, kwargs = (), {}
     if isinstance(question, partial):
         args, kwargs, question = question.args, question.keywords, question.func
     if not isinstance(question, Question):
         raise ArgumentError(
-            f"read() takes readings such as eyeline.entropy, partial(eyeline.top, k=8) or a function under "
-            f"@eyeline.readings.reading, and got {question!r}."
+            "read() takes readings such as eyeline.entropy, partial(eyeline.top, k=8) or a "
+            f"function under @eyeline.readings.reading, and got {question!r}."
         )
     return question.ask(weights, *args, **kwargs)
 
@@ -159,6 +166,7 @@ def _advance(
     waiting: list[tuple[int, Any]],
     answers: list[Reading | None],
 ) -> None:
+    """Send a generator its tensors; put what it asks next in ``waiting``, or its answer away."""
     try:
         waiting.append((i, generator.send(sent)))
     except StopIteration as done:
@@ -170,7 +178,10 @@ def _advance(
 
 
 def _fitted(weights: Weights, reduction: Any) -> Reduction:
-    """The reduction in eyeline's one form: factors get their leading dimensions, a user's tiles the caller's."""
+    """The reduction in eyeline's one form, refused where the weights' view cannot answer it.
+
+    Factors get eyeline's leading dimensions, a user's tiles the caller's.
+    """
     if isinstance(reduction, WeightedSum):
         return replace(
             reduction,
@@ -185,7 +196,8 @@ def _fitted(weights: Weights, reduction: Any) -> Reduction:
         return replace(reduction, lead=tuple(weights.shape[:-2]))
     if not isinstance(reduction, Reduction):
         raise ArgumentError(
-            f"A reading yields reductions such as RowTiles(f) or WeightedSum(x), and yielded {reduction!r}."
+            "A reading yields reductions such as RowTiles(f) or WeightedSum(x), "
+            f"and yielded {reduction!r}."
         )
     if isinstance(reduction, MaxScore) and not weights._body.view.is_whole:
         raise ArgumentError(
@@ -214,13 +226,14 @@ def _rows(weights: Weights) -> tuple[str, ...]:
 
 @reading
 def entropy(weights: Weights) -> Asked:
-    """How spread each row is: ``-Σ_j w log w`` in nats, ``[*lead, Tq]``; 0 looks at one key, log n at n keys alike.
+    """How spread each row is: ``-Σ_j w log w`` in nats, ``[*lead, Tq]``.
 
-    A row that sees nothing has 0. With sinks the sum is over the keys alone and is not renormalised. Differentiable.
-    Source: Shannon 1948.
+    0 looks at one key, log n at n keys alike. A row that sees nothing has 0. With sinks the sum is
+    over the keys alone and is not renormalised. Differentiable. Source: Shannon 1948.
 
     >>> import torch, eyeline
-    >>> eyeline.entropy(eyeline.weights(torch.zeros(3, 2), torch.zeros(3, 2), eyeline.causal())).values
+    >>> same = torch.zeros(3, 2)
+    >>> eyeline.entropy(eyeline.weights(same, same, eyeline.causal())).values
     tensor([0.0000, 0.6931, 1.0986])
     """
     values = yield RowEntropy()
@@ -231,8 +244,9 @@ def entropy(weights: Weights) -> Asked:
 def received(weights: Weights, mean: bool = False) -> Asked:
     """How much each key is looked at: the column sums ``Σ_i w`` ``[*lead, Tk]``.
 
-    With ``mean=True`` averaged over the queries that may see the key (0 where none may): under a causal mask early keys are
-    seen by more rows, and the sum alone favours them. Differentiable. Source: H2O, Zhang et al. 2023 (accumulated attention).
+    With ``mean=True`` averaged over the queries that may see the key (0 where none may): under a
+    causal mask early keys are seen by more rows, and the sum alone favours them. Differentiable.
+    Source: H2O, Zhang et al. 2023 (accumulated attention).
 
     >>> import torch, eyeline
     >>> weights = eyeline.weights(torch.zeros(4, 1), torch.zeros(2, 1), eyeline.causal(offset=0))
@@ -249,7 +263,7 @@ def received(weights: Weights, mean: bool = False) -> Asked:
 
 
 def _seen_by(weights: Weights) -> Tensor:
-    """How many queries may see each key, ``[*lead | 1, Tk]``."""
+    """How many queries may see each key, ``[*lead, Tk]``, or one number where all may."""
     body, visible = weights._body, weights.problem.visible
     if visible is None:
         return torch.tensor(weights.shape[-2], device=weights.device)
@@ -263,10 +277,11 @@ def _seen_by(weights: Weights) -> Tensor:
 
 @reading
 def top(weights: Weights, k: int = 8) -> Asked:
-    """The k largest weights of each row and their keys: ``values`` and ``indices`` ``[*lead, Tq, k]``, largest first.
+    """The k largest weights of each row, largest first, and their keys.
 
-    Where fewer than k keys are visible the value is 0 and the index -1, also for k > Tk. Which of equal weights comes first
-    is fixed but not promised (k = 1: the first). The values are differentiable, the choice held fixed.
+    ``values`` and ``indices`` are ``[*lead, Tq, k]``. Where fewer than k keys are visible the value
+    is 0 and the index -1, also for k > Tk. Which of equal weights comes first is fixed but not
+    promised (k = 1: the first). The values are differentiable, the choice held fixed.
 
     >>> import torch, eyeline
     >>> reading = eyeline.top(eyeline.weights(torch.eye(3), torch.eye(3), eyeline.causal()), k=2)
@@ -281,10 +296,11 @@ def top(weights: Weights, k: int = 8) -> Asked:
 
 @reading
 def max_score(weights: Weights) -> Asked:
-    """The largest score of each row before the softmax (scaled, capped, biased) and its key ``[*lead, Tq]``.
+    """The largest score of each row and its key, ``values`` and ``indices`` ``[*lead, Tq]``.
 
-    What QK-clip watches while training. A row that sees nothing has -inf and index -1. Of equal scores the first key is
-    named and has the whole gradient. Source: Kimi K2 technical report 2025 (MuonClip).
+    Scores are those before the softmax: scaled, capped, biased. What QK-clip watches while
+    training. A row that sees nothing has -inf and index -1. Of equal scores the first key is named
+    and has the whole gradient. Source: Kimi K2 technical report 2025 (MuonClip).
 
     >>> import torch, eyeline
     >>> from eyeline.readings import max_score
@@ -297,9 +313,9 @@ def max_score(weights: Weights) -> Asked:
 
 @reading
 def distance(weights: Weights) -> Asked:
-    """How far each row looks: ``Σ_j w |position(i) - j|`` in tokens ``[*lead, Tq]``; position(i) is i + Tk - Tq.
+    """How far each row looks: ``Σ_j w |position(i) - j|`` in tokens, ``[*lead, Tq]``.
 
-    A row that sees nothing has 0. Differentiable.
+    position(i) is i + Tk - Tq. A row that sees nothing has 0. Differentiable.
 
     >>> import torch, eyeline
     >>> from eyeline.readings import distance
@@ -310,7 +326,7 @@ def distance(weights: Weights) -> Asked:
         raise ArgumentError("A distance is of whole rows: ask before slicing columns.")
     keys = torch.arange(weights.shape[-1], device=weights.device)
 
-    def of(tile: Any) -> Tensor:
+    def of(tile: Tile) -> Tensor:
         apart = (tile.positions[:, None] - keys).abs_().to(tile.weights.dtype)
         return (tile.weights * apart).sum(-1)
 
@@ -320,14 +336,16 @@ def distance(weights: Weights) -> Asked:
 
 @reading
 def mass(weights: Weights, spans: Mapping[str, Any]) -> Asked:
-    """The share of each row that falls on named sets of keys: ``[*lead, Tq, len(spans)]``, in the order of ``spans``.
+    """The share of each row that falls on named sets of keys, ``[*lead, Tq, len(spans)]``.
 
-    A span is ``(start, stop)``, a list of key indices or a bool tensor ``[Tk]``; ``None`` (as in ``{"sink": None}``) asks for
-    the share of the sink, what the row does not spend on keys. Differentiable.
+    In the order of ``spans``. A span is ``(start, stop)``, a list of key indices or a bool tensor
+    ``[Tk]``; ``None`` (as in ``{"sink": None}``) asks for the share of the sink, what the row does
+    not spend on keys. Differentiable.
 
     >>> import torch, eyeline
     >>> from eyeline.readings import mass
-    >>> mass(eyeline.weights(torch.zeros(1, 1), torch.zeros(5, 1)), {"first": (0, 1), "rest": (1, 5)}).values
+    >>> weights = eyeline.weights(torch.zeros(1, 1), torch.zeros(5, 1))
+    >>> mass(weights, {"first": (0, 1), "rest": (1, 5)}).values
     tensor([[0.2000, 0.8000]])
     """
     Tk, dtype = weights.shape[-1], weights.problem.statistics
@@ -347,6 +365,7 @@ def mass(weights: Weights, spans: Mapping[str, Any]) -> Asked:
 
 
 def _sink_share(weights: Weights, count: int) -> Tensor:
+    """``exp(sink - lse)`` of each row, ``count`` times side by side; 0 without sinks."""
     body = weights._body
     shape = (*weights.shape[:-1], count)
     if body.problem.sinks is None:
@@ -393,11 +412,13 @@ def pooled(
     reduce: Literal["mean", "max"] = "mean",
     region: tuple[tuple[int, int], tuple[int, int]] | None = None,
 ) -> Asked:
-    """A heat map: the mean (or the maximum) of the weights in each cell of a grid, ``[*lead, rows, cols]``.
+    """A heat map: the mean (or the maximum) of the weights in each cell of a grid.
 
-    ``rows`` and ``cols`` are numbers of cells as equal as can be (capped at the region's size), or edges such as word
-    boundaries ``[0, 1, 3, 6]``. ``region=((r0, r1), (c0, c1))`` is the rectangle that is looked at, all by default. Hidden
-    weights count as 0, empty cells are 0. Differentiable; for "max" the first largest entry has the gradient.
+    ``values`` are ``[*lead, rows, cols]``. ``rows`` and ``cols`` are numbers of cells as equal as
+    can be (capped at the region's size), or edges such as word boundaries ``[0, 1, 3, 6]``.
+    ``region=((r0, r1), (c0, c1))`` is the rectangle that is looked at, all by default. Hidden
+    weights count as 0, empty cells are 0. Differentiable; for "max" the first largest entry has the
+    gradient.
 
     >>> import torch, eyeline
     >>> from eyeline.readings import pooled
@@ -434,16 +455,18 @@ def _edges(cells: int | Sequence[int], first: int, last: int, name: str) -> Tens
     inside = len(edges) >= 2 and int(edges[0]) >= first and int(edges[-1]) <= last
     if not inside or bool((edges.diff() < 0).any()):
         raise ArgumentError(
-            f"pooled: edges along {name} must rise from {first} to {last} at most, and got {list(cells)}."
+            f"pooled: edges along {name} must rise from {first} to {last} at most, "
+            f"and got {list(cells)}."
         )
     return edges
 
 
 @reading
 def diagonal(weights: Weights, offset: int = 0) -> Asked:
-    """The weight that each query gives the key ``offset`` after its position: ``[*lead, Tq]``, 0 where there is none.
+    """The weight that each query gives the key ``offset`` after its position, ``[*lead, Tq]``.
 
-    -1 is the previous token, 0 the token itself (position(i) is i + Tk - Tq). Differentiable.
+    -1 is the previous token, 0 the token itself (position(i) is i + Tk - Tq). Where there is no
+    such key the value is 0. Differentiable.
 
     >>> import torch, eyeline
     >>> from eyeline.readings import diagonal
