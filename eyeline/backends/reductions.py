@@ -166,7 +166,7 @@ class RowEntropy(Reduction):
     def of(self, strip: Strip) -> tuple[Tensor, ...]:
         w = strip.weights
         smallest = torch.finfo(w.dtype).tiny  # 0 · log(smallest) is 0, and has a gradient that is a number
-        return (-torch.linalg.vecdot(w, w.clamp(min=smallest).log()),)
+        return (0.0 - torch.linalg.vecdot(w, w.clamp(min=smallest).log()),)
 
 
 @dataclass(frozen=True, eq=False)
