@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import threading
 import warnings
 from typing import Any
@@ -201,6 +202,8 @@ def test_compile_fullgraph(engine: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 def test_compile_with_inductor() -> None:
     torch._dynamo.reset()
     compiled_equals_eager("inductor")
