@@ -84,7 +84,7 @@ Asked = Generator[Any, Any, Reading]
 
 
 class Question:
-    """A reading function: called, it answers alone; inside `read` it shares the pass with others."""
+    """A reading function: called, it answers alone; in `read` it shares the pass with others."""
 
     def __init__(self, ask: Callable[..., Asked]) -> None:
         self.ask = ask

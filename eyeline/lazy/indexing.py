@@ -1,4 +1,4 @@
-"""What an index of the weights asks for: which leading entries, which rows, which columns, and how the answer is shaped."""
+"""What an index of the weights asks for: which leading entries, which rows, which columns."""
 
 from __future__ import annotations
 
@@ -13,23 +13,28 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Request:
-    """An index taken apart. The type of the row and column index decides what comes back: slices stay lazy."""
+    """An index taken apart. What comes back depends on rows and cols: two slices stay lazy."""
 
     lead: tuple[Any, ...]  # one entry per leading dimension, and None for new ones
-    rows: Any  # slice, int or 1-D index tensor (a longer one where shaped says so)
-    cols: Any
+    rows: Any  # a slice, or a non-negative int or index tensor of any shape
+    cols: Any  # likewise
 
     @property
     def lazy(self) -> bool:
+        """Whether the answer is again lazy weights."""
         return isinstance(self.rows, slice) and isinstance(self.cols, slice)
 
     @property
     def lead_is_basic(self) -> bool:
+        """Whether no index tensor stands on the lead, for torch to pair with others."""
         return not any(isinstance(key, Tensor) for key in self.lead)
 
 
 def parse(key: Any, shape: tuple[int, ...]) -> Request | None:
-    """The request that ``key`` makes of a matrix of this shape; None where only a dense tensor can answer it."""
+    """The request that ``key`` makes of a matrix of this shape.
+
+    None where only a dense tensor can answer it. IndexError and ValueError as torch raises them.
+    """
     keys = list(key) if isinstance(key, tuple) else [key]
     keys = [_plain(k) for k in keys]
     taken = sum(_dims(k) for k in keys)

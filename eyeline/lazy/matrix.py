@@ -29,12 +29,15 @@ HINTS = {
 
 
 def dense_limit() -> int:
-    """The bytes up to which the whole matrix is made without being asked: ``eyeline.dense_limit``."""
+    """``eyeline.dense_limit``: the bytes up to which the whole matrix is made unasked."""
     return int(sys.modules["eyeline"].dense_limit)
 
 
 class LazyMatrix(torch.Tensor):
-    """A tensor whose entries are computed when asked for; its storage is one NaN, which no one should see."""
+    """A tensor whose entries are computed when asked for.
+
+    Its storage is one NaN, which no one should see.
+    """
 
     @classmethod
     def __torch_function__(
@@ -55,8 +58,8 @@ class LazyMatrix(torch.Tensor):
             or (name.endswith("_") and not name.startswith("__"))
         ):
             raise ArgumentError(
-                f"{name} would change weights in place. They are computed from q and k, not stored: "
-                "take a copy with weights.to_dense()."
+                f"{name} would change weights in place. They are computed from q and k, not "
+                "stored: take a copy with weights.to_dense()."
             )
         own = LAZY.get(name)
         if own is not None and args and isinstance(args[0], cls):
@@ -72,8 +75,11 @@ class LazyMatrix(torch.Tensor):
 
     def to_dense(
         self, dtype: torch.dtype | None = None, *, limit: float | None = None, **_: Any
-    ) -> Tensor:  # type: ignore[override]
-        """The whole matrix as an ordinary tensor, up to ``limit`` bytes (``eyeline.dense_limit`` unless given)."""
+    ) -> Tensor:
+        """The whole matrix as an ordinary tensor, in ``dtype`` if given.
+
+        DenseError above ``limit`` bytes (``eyeline.dense_limit`` unless given).
+        """
         made = self._entries("to_dense", dense_limit() if limit is None else limit)
         return made if dtype is None else made.to(dtype)
 
@@ -140,7 +146,10 @@ LAZY = {
 def densely(
     func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Call a function of torch with dense tensors in place of lazy ones, together within the limit."""
+    """Call a function of torch with dense tensors in place of lazy ones.
+
+    DenseError where they take more than the limit together.
+    """
     lazy = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, LazyMatrix)]
     total = sum(nbytes(t) for t in lazy)
     if total > dense_limit():
@@ -166,15 +175,20 @@ def size_text(count: float) -> str:
 
 
 def too_large(name: str, matrix: Tensor, count: int, limit: float) -> DenseError:
+    """The error of a function that would take ``count`` bytes, with a question that needs none."""
     plain = name.strip("_")
     what = f"{list(matrix.shape)} {str(matrix.dtype).removeprefix('torch.')}"
     hint = HINTS.get(plain, ASK)
     return DenseError(
-        f"{plain} needs the whole matrix {what}: {size_text(count)}, and eyeline.dense_limit is {size_text(limit)}.\n"
+        f"{plain} needs the whole matrix {what}: {size_text(count)}, "
+        f"and eyeline.dense_limit is {size_text(limit)}.\n"
         f"{hint}; they need no such memory. If you do want it all: weights.to_dense(limit={count})."
     )
 
 
 def hollow(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of this shape that holds one NaN: code that reads its memory gets NaN, not plausible numbers."""
+    """A tensor of this shape that holds one NaN.
+
+    Code that reads its memory gets NaN, not plausible numbers.
+    """
     return like.detach().new_full((), float("nan")).expand(shape)

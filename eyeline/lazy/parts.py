@@ -1,4 +1,4 @@
-"""Parts of lazy weights: what a body holds, and the bodies and blocks that an index chooses from it."""
+"""Parts of lazy weights: what a body holds, and the bodies and blocks an index chooses of it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Body:
 
 
 def choose_lead(body: Body, lead: tuple[Any, ...]) -> Body:
-    """Some batch entries and heads."""
+    """Some batch entries and heads, by an index of the leading dimensions."""
     if all(isinstance(k, slice) and k == ALL for k in lead):
         return body
     problem, device = body.problem, body.problem.q.device
@@ -105,7 +105,7 @@ def choose_lead(body: Body, lead: tuple[Any, ...]) -> Body:
 
 
 def choose_slices(body: Body, rows: slice, cols: slice) -> Body:
-    """Some rows (a smaller problem) and some columns (a view: the rows stay normalised as they are)."""
+    """Some rows (a smaller problem) and some columns (a view: rows stay normalised over all)."""
     if rows != ALL:
         state = None
         if body.state is not None:
@@ -121,7 +121,8 @@ def choose_slices(body: Body, rows: slice, cols: slice) -> Body:
 def block(body: Body, rows: Any, cols: Any) -> tuple[Tensor, Any, Any]:
     """The dense block that row and column indices need, and their places in it."""
     device = body.problem.q.device
-    at_rows, part = rows, body
+    at_rows: Any  # an int, slice or index tensor
+    at_cols: Any
     if isinstance(rows, int):
         part, at_rows = choose_slices(body, slice(rows, rows + 1), ALL), 0
     elif isinstance(rows, Tensor):
@@ -148,6 +149,7 @@ def entries(body: Body) -> Tensor:
 
 
 def _entries_at(body: Body, cols: Tensor) -> Tensor:
+    """Some columns of every row, from the rows themselves."""
     return body.reduce_one(Entries(cols))[0].to(body.problem.q.dtype)
 
 

@@ -7,7 +7,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -38,11 +38,12 @@ from eyeline.problem import Problem
 
 
 class Weights(LazyMatrix):
-    """The attention weights ``[..., Tq, Tk]``: a tensor that is computed where it is looked at, exactly.
+    """The attention weights ``[..., Tq, Tk]``: a tensor computed where it is looked at, exactly.
 
-    Printing, indexing, sums and products compute what they need and no more. Slices, batch entries and heads stay lazy;
-    rows and columns picked by a number are tensors. Whatever else torch, numpy or matplotlib does to a tensor works up to
-    ``eyeline.dense_limit`` bytes and raises `DenseError` above.
+    Printing, indexing, sums and products compute what they need and no more. Slices, batch entries
+    and heads stay lazy; rows and columns picked by a number are tensors. Whatever else torch, numpy
+    or matplotlib does to a tensor works up to ``eyeline.dense_limit`` bytes and raises `DenseError`
+    above.
 
     >>> import torch, eyeline
     >>> q = k = torch.eye(3)
@@ -60,8 +61,6 @@ class Weights(LazyMatrix):
 
     _body: Body
 
-    # -- what it is ----------------------------------------------------------------------------------------------
-
     @property
     def problem(self) -> Problem:
         """q, k, mask, bias and scale in eyeline's one form; frozen."""
@@ -74,14 +73,17 @@ class Weights(LazyMatrix):
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
+        """Whether q, k, bias or sinks ask for a gradient."""
         return self._body.problem.requires_grad
 
     @property
     def lse(self) -> Tensor:
-        """``log Σ exp(score)`` of each row ``[*lead, Tq]`` in nats, the sink included; -inf for a row that sees nothing.
+        """``log Σ exp(score)`` of each row ``[*lead, Tq]`` in nats, the sink included.
+
+        -inf for a row that sees nothing.
 
         >>> import torch, eyeline
-        >>> eyeline.weights(torch.zeros(2, 3), torch.ones(4, 3)).lse   # four equal scores of 0: log 4
+        >>> eyeline.weights(torch.zeros(2, 3), torch.ones(4, 3)).lse   # four scores of 0: log 4
         tensor([1.3863, 1.3863])
         """
         body = self._body
@@ -102,8 +104,6 @@ class Weights(LazyMatrix):
         body = self._body
         return wrap(body.detach())
 
-    # -- looking at parts ----------------------------------------------------------------------------------------
-
     def __getitem__(self, key: Any) -> Any:
         request = indexing.parse(key, tuple(self.shape))
         if request is None:
@@ -111,7 +111,7 @@ class Weights(LazyMatrix):
         self._body.problem.check_fresh()
         body, lead = self._body, request.lead
         if request.lazy or request.lead_is_basic:
-            # Otherwise index tensors stand on both sides, and torch pairs them up in the block below.
+            # Otherwise index tensors stand on both sides, and torch pairs them in the block below.
             body = choose_lead(body, lead)
             lead = (ALL,) * len(body.lead)
         if request.lazy:
@@ -119,7 +119,7 @@ class Weights(LazyMatrix):
         dense, rows, cols = block(body, request.rows, request.cols)
         return torch.Tensor.__getitem__(dense, (*lead, rows, cols))
 
-    def select(self, dim: int, index: int) -> Any:
+    def select(self, dim: int, index: Any) -> Any:
         """``weights[..., index, ...]`` with the index in dimension ``dim``."""
         return self[(ALL,) * (dim % self.dim()) + (index,)]
 
@@ -133,7 +133,9 @@ class Weights(LazyMatrix):
         return entries(self._body)
 
     def scores(self, rows: slice | None = None) -> Tensor:
-        """The scores before the softmax (scaled, capped, biased; -inf where hidden) of some rows ``[*lead, R, Tk]``.
+        """The scores of some rows before the softmax, dense ``[*lead, R, Tk]``.
+
+        They are scaled, capped and biased; -inf where hidden. DenseError above the limit.
 
         >>> import torch, eyeline
         >>> eyeline.weights(torch.eye(2), torch.eye(2), eyeline.causal(), scale=3.0).scores()
@@ -149,15 +151,13 @@ class Weights(LazyMatrix):
             raise too_large("scores", part, nbytes(part), dense_limit())
         return part._body.reduce_one(Entries(None, "scores"))[0]
 
-    # -- sums, means, maxima -------------------------------------------------------------------------------------
-
     def sum(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-    ) -> Tensor:  # type: ignore[override]
-        """Sums over keys (-1), over queries (-2) or of all; other dimensions go through the dense tensor."""
+    ) -> Tensor:
+        """Sums over keys (-1), over queries (-2) or of all; other dimensions are summed densely."""
         axis = self._axis(dim)
         if axis is None:
-            return densely(torch.sum, "sum", (self, dim, keepdim), {"dtype": dtype})  # type: ignore[no-any-return]
+            return cast(Tensor, densely(torch.sum, "sum", (self, dim, keepdim), {"dtype": dtype}))
         made = self._sums("key" if axis == "all" else axis)
         if axis == "all":
             made = made.sum()
@@ -167,7 +167,7 @@ class Weights(LazyMatrix):
 
     def mean(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-    ) -> Tensor:  # type: ignore[override]
+    ) -> Tensor:
         """Means over keys (-1), queries (-2), all, or over heads: that one stays lazy."""
         axis = self._axis(dim)
         if axis is not None:
@@ -184,10 +184,13 @@ class Weights(LazyMatrix):
         if over_heads and heads_last and not keepdim and dtype is None and not body.view.mean_heads:
             view = replace(body.view, mean_heads=True)
             return wrap(replace(body, view=view, axes=body.axes[:-1], state=None, lse=None))
-        return densely(torch.mean, "mean", (self, dim, keepdim), {"dtype": dtype})  # type: ignore[no-any-return]
+        return cast(Tensor, densely(torch.mean, "mean", (self, dim, keepdim), {"dtype": dtype}))
 
-    def max(self, dim: Any = None, keepdim: bool = False) -> Any:  # type: ignore[override]
-        """The largest weight over keys (-1) or queries (-2) with its index, -1 where nothing is seen; or of all."""
+    def max(self, dim: Any = None, keepdim: bool = False) -> Any:
+        """The largest weight over keys (-1) or queries (-2) with its index, or the largest of all.
+
+        The index is that of the first of equals, -1 where nothing is seen.
+        """
         axis = "all" if dim is None else self._axis(dim) if isinstance(dim, int) else None
         if axis is None:
             return densely(
@@ -202,20 +205,27 @@ class Weights(LazyMatrix):
             values, indices = values.mT, indices.mT
         return torch.return_types.max((values, indices))
 
-    def amax(self, dim: Any = None, keepdim: bool = False) -> Tensor:  # type: ignore[override]
+    def amax(self, dim: Any = None, keepdim: bool = False) -> Tensor:
         """The largest weight over keys (-1) or queries (-2)."""
         if isinstance(dim, int) and self._axis(dim) is not None:
-            return self.max(dim, keepdim).values  # type: ignore[no-any-return]
-        return densely(torch.amax, "amax", (self, () if dim is None else dim, keepdim), {})  # type: ignore[no-any-return]
+            return cast(Tensor, self.max(dim, keepdim).values)
+        dims = () if dim is None else dim
+        return cast(Tensor, densely(torch.amax, "amax", (self, dims, keepdim), {}))
 
-    def argmax(self, dim: Any = None, keepdim: bool = False) -> Tensor:  # type: ignore[override]
-        """The key (-1) or query (-2) with the largest weight, the first of equals; -1 where nothing is seen."""
+    def argmax(self, dim: Any = None, keepdim: bool = False) -> Tensor:
+        """The key (-1) or query (-2) with the largest weight, the first of equals.
+
+        -1 where nothing is seen.
+        """
         if isinstance(dim, int) and self._axis(dim) is not None:
-            return self.max(dim, keepdim).indices  # type: ignore[no-any-return]
-        return densely(torch.argmax, "argmax", (self, dim, keepdim), {})  # type: ignore[no-any-return]
+            return cast(Tensor, self.max(dim, keepdim).indices)
+        return cast(Tensor, densely(torch.argmax, "argmax", (self, dim, keepdim), {}))
 
-    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # type: ignore[override]
-        """The k largest weights over keys (-1) or queries (-2), with their indices (-1 where fewer are seen)."""
+    def topk(self, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        """The k largest weights over keys (-1) or queries (-2), with their indices.
+
+        The index is -1 where fewer than k are seen.
+        """
         axis = self._axis(dim)
         if axis is None or axis == "all" or not largest or not 0 < k <= self.shape[dim]:
             return densely(torch.topk, "topk", (self, k, dim, largest, sorted), {})
@@ -225,7 +235,10 @@ class Weights(LazyMatrix):
         return torch.return_types.topk((values, indices))
 
     def _axis(self, dim: Any) -> str | None:
-        """What remains after reducing over ``dim``: "query" (over keys), "key" (over queries), "all", or None: not lazy."""
+        """What reducing over ``dim`` leaves: "query" (over keys), "key" (over queries) or "all".
+
+        "all" means a number. None where the reduction is not lazy.
+        """
         if dim is None:
             return "all"
         if isinstance(dim, (tuple, list)):
@@ -248,21 +261,21 @@ class Weights(LazyMatrix):
         values, indices = self._body.reduce_one(TopKeys(k) if axis == "query" else TopQueries(k))
         return values.to(self.dtype), indices
 
-    # -- products ------------------------------------------------------------------------------------------------
-
-    def __matmul__(self, x: Any) -> Tensor:  # type: ignore[override]
-        """``weights @ x`` for x ``[Tk]``, ``[Tk, F]`` or ``[*lead, Tk, F]``, without the weights."""
+    def __matmul__(self, x: Any) -> Tensor:
+        """``weights @ x`` in linear memory; x is ``[Tk]``, ``[Tk, F]`` or ``[*lead, Tk, F]``."""
         if not _is_factor(x, self.shape[:-2]):
-            return densely(torch.matmul, "matmul", (self, x), {})  # type: ignore[no-any-return]
+            return cast(Tensor, densely(torch.matmul, "matmul", (self, x), {}))
         return product(self, x, self.shape[-1], WeightedSum)
 
-    matmul = __matmul__  # type: ignore[assignment]
+    def matmul(self, other: Any) -> Tensor:
+        """The same as ``weights @ other``."""
+        return self.__matmul__(other)
 
     def __rmatmul__(self, y: Any) -> Tensor:
         """``y @ weights`` is ``(weights.mT @ y.mT).mT``."""
         if not _is_factor(y, self.shape[:-2]):
-            return densely(torch.matmul, "matmul", (y, self), {})  # type: ignore[no-any-return]
-        made = self.mT @ (y if y.dim() == 1 else y.mT)
+            return cast(Tensor, densely(torch.matmul, "matmul", (y, self), {}))
+        made: Tensor = self.mT @ (y if y.dim() == 1 else y.mT)
         return made if y.dim() == 1 else made.mT
 
     @property
@@ -272,14 +285,17 @@ class Weights(LazyMatrix):
 
     @property
     def T(self) -> Any:  # type: ignore[override]
+        """`mT` of two dimensions; more are turned around densely, as in torch."""
         return self.mT if self.dim() == 2 else densely(lambda w: w.T, "T", (self,), {})
 
-    def transpose(self, dim0: int, dim1: int) -> Any:  # type: ignore[override]
+    def transpose(self, dim0: int, dim1: int) -> Any:
+        """`mT` for the last two dimensions; any other pair is swapped densely."""
         if {dim0 % self.dim(), dim1 % self.dim()} == {self.dim() - 1, self.dim() - 2}:
             return self.mT
         return densely(torch.transpose, "transpose", (self, dim0, dim1), {})
 
     def squeeze(self, dim: Any = None) -> Any:  # type: ignore[override]
+        """Without leading dimensions of 1, lazily; queries and keys are squeezed densely."""
         lead = len(self.shape) - 2
         if dim is None and 1 not in self.shape[-2:]:
             return self[tuple(0 if size == 1 else ALL for size in self.shape[:-2])]
@@ -287,13 +303,12 @@ class Weights(LazyMatrix):
             return self.select(dim, 0) if self.shape[dim] == 1 else self
         return densely(torch.squeeze, "squeeze", (self,) if dim is None else (self, dim), {})
 
-    def unsqueeze(self, dim: int) -> Any:  # type: ignore[override]
+    def unsqueeze(self, dim: int) -> Any:
+        """With a new dimension of 1, lazily where it stands before the queries."""
         at = dim % (self.dim() + 1)
         if at <= self.dim() - 2:
             return self[(ALL,) * at + (None,)]
         return densely(torch.unsqueeze, "unsqueeze", (self, dim), {})
-
-    # -- shown, copied -------------------------------------------------------------------------------------------
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{entries_text(self)}\n{summary(self)}"
@@ -302,7 +317,8 @@ class Weights(LazyMatrix):
 
     def _repr_html_(self) -> str:
         # Only a notebook needs the drawing code.
-        return importlib.import_module("eyeline.views.notebook").weights_html(self)  # type: ignore[no-any-return]
+        notebook = importlib.import_module("eyeline.views.notebook")
+        return cast(str, notebook.weights_html(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
         problem = self._body.problem
@@ -318,24 +334,32 @@ class Weights(LazyMatrix):
 
 
 class TransposedWeights(LazyMatrix):
-    """``weights.mT``: a product with it sums over the queries. Everything else is the dense transpose, up to the limit."""
+    """``weights.mT`` ``[..., Tk, Tq]``: a product with it sums over the queries, lazily.
+
+    Everything else is the dense transpose, up to ``eyeline.dense_limit``.
+    """
 
     _weights: Weights
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
+        """Whether the weights carry a gradient."""
         return self._weights.requires_grad
 
     @property
     def mT(self) -> Weights:  # type: ignore[override]
+        """The weights themselves."""
         return self._weights
 
-    def __matmul__(self, y: Any) -> Tensor:  # type: ignore[override]
+    def __matmul__(self, y: Any) -> Tensor:
+        """Linear memory; y is ``[Tq]``, ``[Tq, F]`` or ``[*lead, Tq, F]``."""
         if not _is_factor(y, self.shape[:-2]):
-            return densely(torch.matmul, "matmul", (self, y), {})  # type: ignore[no-any-return]
+            return cast(Tensor, densely(torch.matmul, "matmul", (self, y), {}))
         return product(self._weights, y, self.shape[-1], WeightedColumns)
 
-    matmul = __matmul__  # type: ignore[assignment]
+    def matmul(self, other: Any) -> Tensor:
+        """The same as ``weights.mT @ other``."""
+        return self.__matmul__(other)
 
     def _entries(self, what: str, limit: float) -> Tensor:
         return self._weights._entries(what, limit).mT
@@ -344,6 +368,7 @@ class TransposedWeights(LazyMatrix):
         return densely(torch.Tensor.__getitem__, "__getitem__", (self, key), {})
 
     def detach(self) -> TransposedWeights:
+        """The same without a gradient."""
         return transposed(self._weights.detach())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -371,10 +396,15 @@ def product(
     size: int,
     question: Callable[[Tensor], WeightedSum | WeightedColumns],
 ) -> Tensor:
+    """``weights @ x`` (or, by the question, its transpose @ x) in the dtype that torch gives it.
+
+    x is ``[size]``, ``[size, F]`` or ``[*lead, size, F]``; ShapeError for another size.
+    """
     vector = x.dim() == 1
     if x.shape[-1 if vector else -2] != size:
         raise ShapeError(
-            f"weights {list(weights.shape)} @ x {list(x.shape)}: x needs {size} rows, one for each of the weights' columns."
+            f"weights {list(weights.shape)} @ x {list(x.shape)}: x needs {size} rows, "
+            "one for each of the weights' columns."
         )
     x = weights._body.factor(x.unsqueeze(-1) if vector else x)
     out = weights._body.reduce_one(question(x))[0].to(torch.promote_types(weights.dtype, x.dtype))
