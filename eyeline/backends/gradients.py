@@ -6,8 +6,9 @@ goes through the dense definition, which torch can differentiate to any order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,23 @@ class Call:
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> Problem:
         return self.problem.with_tensors(dict(zip(NAMES, tensors, strict=True)))
+
+
+def _without_autocast(device: torch.device) -> torch.autocast:
+    """Autocast has had its say at the door; inside, every dtype is chosen."""
+    return torch.autocast(device.type, enabled=False)
+
+
+def _plain(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that autocast leaves alone, wherever it is called."""
+
+    @wraps(backward)
+    def run(ctx: Any, *grads: Tensor | None) -> Any:
+        device = next((g.device for g in grads if g is not None), torch.device("cpu"))
+        with _without_autocast(device):
+            return backward(ctx, *grads)
+
+    return run
 
 
 def _inputs(problem: Problem) -> tuple[Tensor | None, ...]:
@@ -85,6 +103,7 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(v, output[0], output[1], *tensors)
 
     @staticmethod
+    @_plain
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         v, out, lse, *inputs = ctx.saved_tensors
         problem = ctx.call.with_tensors(inputs)
@@ -119,6 +138,7 @@ class _Reduce(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
+    @_plain
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         saved = ctx.saved_tensors
         inputs, flat = saved[: ctx.inputs], saved[ctx.inputs :]
@@ -160,6 +180,7 @@ class _Lse(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
+    @_plain
     def backward(ctx: Any, grad: Tensor) -> Any:
         inputs = ctx.saved_tensors
         problem = ctx.call.with_tensors(inputs)
@@ -189,6 +210,7 @@ class _Columns(torch.autograd.Function):
         ctx.save_for_backward(cols, *tensors)
 
     @staticmethod
+    @_plain
     def backward(ctx: Any, grad: Tensor) -> Any:
         cols, *inputs = ctx.saved_tensors
         problem, entries = ctx.call.with_tensors(inputs), Entries(cols, ctx.what)
@@ -241,11 +263,11 @@ def attend(
 ) -> tuple[Tensor, Tensor, State | None]:
     """``out``, and the lse and state (without a gradient of their own)."""
     if not torch.is_grad_enabled() or not (problem.requires_grad or v.requires_grad):
-        with torch.no_grad():
+        with torch.no_grad(), _without_autocast(v.device):
             return backend.forward(problem, v, dropout)
-    out, lse, m, total = _Attend.apply(
-        Call(backend, problem, dropout=dropout), v, *_inputs(problem)
-    )
+    call = Call(backend, problem, dropout=dropout)
+    with _without_autocast(v.device):
+        out, lse, m, total = _Attend.apply(call, v, *_inputs(problem))
     return out, lse, None if m is None else State(m, total)
 
 
@@ -257,9 +279,11 @@ def reduce(
     if not torch.is_grad_enabled() or not (
         problem.requires_grad or any(t.requires_grad for t in own)
     ):
-        with torch.no_grad():
+        with torch.no_grad(), _without_autocast(problem.q.device):
             return backend.reduce(problem, reductions, view)
-    flat = _Reduce.apply(Call(backend, problem, view, tuple(reductions)), *_inputs(problem), *own)
+    call = Call(backend, problem, view, tuple(reductions))
+    with _without_autocast(problem.q.device):
+        flat = _Reduce.apply(call, *_inputs(problem), *own)
     return [
         tuple(flat[s : s + r.parts]) for s, r in zip(_starts(reductions), reductions, strict=True)
     ]
@@ -281,6 +305,8 @@ def columns(
 ) -> Tensor:
     """Some columns of every row from the state: ``[N, Hq, Tq, len(cols)]``."""
     if not torch.is_grad_enabled() or not problem.requires_grad:
-        with torch.no_grad():
+        with torch.no_grad(), _without_autocast(problem.q.device):
             return backend.tile(problem, state, cols, what)
-    return _Columns.apply(Call(backend, problem, state=state), cols, what, *_inputs(problem))  # type: ignore[no-any-return]
+    call = Call(backend, problem, state=state)
+    with _without_autocast(problem.q.device):
+        return _Columns.apply(call, cols, what, *_inputs(problem))  # type: ignore[no-any-return]

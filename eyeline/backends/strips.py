@@ -236,10 +236,11 @@ class Plan:
             yield slice(0, N), slice(0, Hk), rows
             return
         heads = max(min(self.elements // per_head, Hk), 1)
-        rows = max(self.elements // (heads * group * Tk), 8)
-        for n in range(N):
+        entries = max(self.elements // (per_head * Hk), 1)  # more than 1 only where all heads fit
+        rows = max(self.elements // (entries * heads * group * Tk), 8)
+        for n in range(0, N, entries):
             for h in range(0, Hk, heads):
-                yield slice(n, n + 1), slice(h, min(h + heads, Hk)), rows
+                yield slice(n, min(n + entries, N)), slice(h, min(h + heads, Hk)), rows
 
     def row_strips(self, part: Problem, rows: int) -> Iterator[tuple[slice, slice | Tensor]]:
         """Row slices of a part, each with the keys that any of its rows may see."""
