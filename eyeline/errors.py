@@ -19,6 +19,10 @@ class DtypeError(EyelineError, TypeError):
     """A dtype, device or argument type that attention has no meaning for."""
 
 
+class ArgumentError(EyelineError, ValueError):
+    """A number or name that is outside of what the argument can mean."""
+
+
 class BackendError(EyelineError, RuntimeError):
     """A backend was named that cannot run this problem; the text lists every reason."""
 

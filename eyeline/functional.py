@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from eyeline.api import attention
-from eyeline.errors import ArgumentError, DtypeError, ShapeError
-from eyeline.masks import Mask, causal
+from eyeline.errors import DtypeError, ShapeError
+from eyeline.masks import Mask, causal, from_tensor
 
 _warned = False
 
@@ -68,12 +68,7 @@ def scaled_dot_product_attention(
                 "attn_mask is a tensor, as in torch. A rule goes to eyeline.attention(mask=...)."
             )
         if attn_mask.dtype == torch.bool:
-            if is_causal:
-                raise ArgumentError(
-                    "torch takes attn_mask or is_causal, not both. "
-                    "Use attn_mask & causal as one mask."
-                )
-            mask = attn_mask
+            mask = attn_mask if mask is None else from_tensor(attn_mask) & mask
         elif attn_mask.is_floating_point():
             bias = attn_mask
             _warn_of_zero_one(attn_mask)
