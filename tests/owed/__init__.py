@@ -1,5 +1,5 @@
 """The obligations, by subject; importing this lists them all."""
 
-from tests.owed import edges, properties, questions, state, values
+from tests.owed import edges, properties, questions, state, tensor, values
 
-__all__ = ["edges", "properties", "questions", "state", "values"]
+__all__ = ["edges", "properties", "questions", "state", "tensor", "values"]
