@@ -79,7 +79,13 @@ def test_snippets_run_and_print_what_the_page_says(path, tmp_path, monkeypatch):
     ids=name_of,
 )
 def test_examples_run(path, tmp_path):
-    done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, path],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # as pytest's own `pythonpath` does
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"\d", done.stdout), "an example shows a number"
 
