@@ -33,6 +33,9 @@ ORDER = [
     "readings",
     "tokens",
     "seen",
+    "positions",
+    "kv_cache",
+    "layers",
     "models",
     "glossary",
     "looking",
@@ -45,7 +48,17 @@ ORDER = [
 HEAVY = ("transformers", "rich", "typer", "matplotlib", "tokenizers", "gguf", "onnx", "IPython")
 
 # Where public names stand that are not at the top.
-SUBMODULES = ("masks", "biases", "readings", "functional", "models", "errors")
+SUBMODULES = (
+    "masks",
+    "biases",
+    "readings",
+    "functional",
+    "layers",
+    "positions",
+    "kv_cache",
+    "models",
+    "errors",
+)
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PUBLIC_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".svg", ".css", ".html", ".js"}
