@@ -78,6 +78,26 @@ class TestTheTextbooksModule:
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad, atol=1e-5, rtol=1e-5)
 
+    def test_the_textbooks_three_words(self):
+        """Seed 0, three words of four numbers: its weights, its output, and its causal mask."""
+        torch.manual_seed(0)
+        X = torch.randn(3, 4)
+        layer = SelfAttention(4)
+        torch.manual_seed(0)
+        torch.randn(3, 4)
+        for linear in (layer.W_Q, layer.W_K, layer.W_V):
+            state = {"weight": torch.randn(4, 4).T, "bias": torch.zeros(4)}
+            linear.load_state_dict(state)
+        output, attn_weights = layer(X)
+        expected = [[0.1845, 0.7254, 0.0900], [0.0205, 0.7694, 0.2101], [0.0143, 0.9323, 0.0535]]
+        near = {"atol": 5e-5, "rtol": 0}
+        torch.testing.assert_close(attn_weights + 0, torch.tensor(expected), **near)
+        first = torch.tensor([-1.6479, -1.6206, 0.1005, 2.0153])
+        torch.testing.assert_close(output[0], first, **near)
+        _, masked = layer(X, torch.tril(torch.ones(3, 3)))
+        expected = [[1, 0, 0], [0.0259, 0.9741, 0], [0.0143, 0.9323, 0.0535]]
+        torch.testing.assert_close(masked + 0, torch.tensor(expected), **near)
+
     def test_a_rule_is_the_same_as_its_table(self):
         _, ours = both()
         x = torch.randn(2, 5, 6)
@@ -197,6 +217,18 @@ def test_a_bias_by_place():
     far = (torch.arange(6) - torch.arange(6)[:, None]).abs()
     out, _ = layer(x, bias=alibi(slopes))
     torch.testing.assert_close(out, plainly(layer, x, x, bias=-slopes.view(4, 1, 1) * far)[0])
+
+
+def test_a_table_for_each_batch_entry_and_more_leading_dimensions():
+    layer = SelfAttention(8, 4, num_kv_heads=2).double()
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
+    seen = torch.rand(2, 3, 1, 5, 5) < 0.5
+    seen[..., 0] = True
+    for mask in (seen, seen.int()):
+        out, weights = layer(x, mask)
+        expected, dense = plainly(layer, x, x, seen)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(weights + 0, dense)
 
 
 def test_dropout_is_of_training_alone():

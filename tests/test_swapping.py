@@ -179,6 +179,24 @@ def test_swapped_models_copy_and_pickle():
         close(twin(x), model(x))
 
 
+def test_autocast():
+    model = encoder().eval()
+    x = torch.randn(N, S, E)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x, src_key_padding_mask=PADDING)
+        got = swap(model)(x, src_key_padding_mask=PADDING)
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got[~PADDING], expected[~PADDING], atol=0.05, rtol=0.05)
+
+
+def test_compiles():
+    model = swap(encoder()).eval()
+    x = torch.randn(N, S, E)
+    mask = nn.Transformer.generate_square_subsequent_mask(S)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    close(compiled(x, mask=mask, is_causal=True), model(x, mask=mask, is_causal=True))
+
+
 @pytest.mark.parametrize("sizes", [{}, {"kdim": 3, "vdim": 5}, {"add_bias_kv": True}])
 def test_a_module_by_itself(sizes):
     theirs = nn.MultiheadAttention(E, 4, batch_first=True, **sizes)

@@ -133,11 +133,12 @@ class MultiheadAttention(nn.Module):
                 "is_causal is a hint about attn_mask, as in torch, and there is none. Give "
                 "attn_mask=eyeline.causal(offset=0), which needs no tensor."
             )
+        one = query is key and key is value
         query, key, value = (self._batched(t, alone) for t in (query, key, value))
         if alone and key_padding_mask is not None:
             key_padding_mask = key_padding_mask.unsqueeze(0)
         mask, bias = self._who_is_seen(query, key, key_padding_mask, attn_mask)
-        q, k, v = self._projected(query, key, value)
+        q, k, v = self._projected(query, key, value, one)
         dropout = self.dropout if self.training else 0.0
         out, weights = attention(q, k, v, mask, bias=bias, dropout=dropout)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
@@ -161,9 +162,11 @@ class MultiheadAttention(nn.Module):
             return x.unsqueeze(0)
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """q ``[N, H, L, D]`` and k, v ``[N, H, S + extra, D]``."""
-        if self.in_proj_weight is not None and query is key and key is value:
+    def _projected(
+        self, query: Tensor, key: Tensor, value: Tensor, one: bool
+    ) -> tuple[Tensor, ...]:
+        """q ``[N, H, L, D]`` and k, v ``[N, H, S + extra, D]`` of one tensor or three."""
+        if self.in_proj_weight is not None and one:
             made = F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
         else:
             weights: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
