@@ -60,7 +60,7 @@ def scaled_dot_product_attention(
             f"query has {query.shape[-3]} heads and key {key.shape[-3]}. "
             "torch wants enable_gqa=True for that."
         )
-    mask: Mask | Tensor | None = causal(offset=0) if is_causal else None
+    mask = causal(offset=0) if is_causal else None
     bias = None
     if attn_mask is not None:
         if isinstance(attn_mask, Mask):
@@ -68,7 +68,8 @@ def scaled_dot_product_attention(
                 "attn_mask is a tensor, as in torch. A rule goes to eyeline.attention(mask=...)."
             )
         if attn_mask.dtype == torch.bool:
-            mask = attn_mask if mask is None else from_tensor(attn_mask) & mask
+            seen = from_tensor(attn_mask)
+            mask = seen if mask is None else seen & mask
         elif attn_mask.is_floating_point():
             bias = attn_mask
             _warn_of_zero_one(attn_mask)

@@ -22,7 +22,7 @@ def by_name(name: str) -> Backend:
 
 
 def choose(problem: Problem, asked: str | Backend | None) -> Backend:
-    """The backend that was asked for, or the first that can run the problem; one that was asked for never falls back."""
+    """The backend that was asked for, which never falls back, or the first without a reason."""
     if asked is None:
         return next(b for b in BACKENDS if not b.unsupported(problem))
     backend = asked if isinstance(asked, Backend) else by_name(asked)

@@ -25,7 +25,7 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Dropout:
-    """Dropout of the weights on their way to ``out``, redrawn from the seed wherever it is needed."""
+    """Dropout of the weights on their way to ``out``, redrawn from the seed where needed."""
 
     p: float
     seed: Tensor  # int64, one number
@@ -73,7 +73,7 @@ class Backend(ABC):
     def forward(
         self, problem: Problem, v: Tensor, dropout: Dropout | None
     ) -> tuple[Tensor, Tensor, State | None]:
-        """``out [N, Hq, Tq, Dv]`` in q's dtype, ``lse [N, Hq, Tq]``, and the state if it fell out."""
+        """``out [N, Hq, Tq, Dv]`` in q's dtype, ``lse [N, Hq, Tq]``, the state if it fell out."""
 
     @abstractmethod
     def reduce(self, problem: Problem, reductions: Sequence[Reduction], view: View) -> list[Result]:
@@ -91,7 +91,8 @@ class Backend(ABC):
     ) -> Gradients:
         """Gradients of attention's out, of reductions and of lse, together in one pass.
 
-        With G the gradient at the weights, ``dS = P ∘ (G - rowsum(P ∘ G) + r 1ᵀ)``, r the gradient of lse.
+        With G the gradient at the weights, ``dS = P ∘ (G - rowsum(P ∘ G) + r 1ᵀ)``, r the gradient
+        of lse.
         """
 
     @abstractmethod

@@ -1,8 +1,9 @@
 """torch's own fused attention on the CPU that returns the logsumexp, exactly where it is right.
 
-It knows no sinks, softcap or key lengths, aligns causal to the top left, multiplies hidden values by 0 (NaN leaks), answers
-lse 0 for rows that see nothing, dies on empty inputs and returns meaningless numbers for scores beyond float32. So it is
-used only for plain or square causal attention over non-empty, finite inputs of moderate scores.
+It knows no sinks, softcap or key lengths, aligns causal to the top left, multiplies hidden values
+by 0 (NaN leaks), answers lse 0 for rows that see nothing, dies on empty inputs and returns
+meaningless numbers for scores beyond float32. So it is used only for plain or square causal
+attention over non-empty, finite inputs of moderate scores.
 """
 
 from __future__ import annotations
@@ -46,30 +47,25 @@ def _is_causal(visible: Visible) -> bool:
 
 
 def _sound_rows(problem: Problem, v: Tensor, kind: str) -> Tensor:
-    """The queries of every batch entry and head whose result the fused operator gets right: bool [Tq].
+    """The queries, in every batch entry and head, that the operator gets right: bool [Tq].
 
-    A score is at most |q|·|k|·scale (Cauchy–Schwarz). Under causal only what a row may see counts, so that changing a later
-    key never moves an earlier row from one way of computing to the other.
+    A score is at most |q|·|k|·scale (Cauchy–Schwarz). Under causal only what a row may see counts,
+    so that changing a later key never moves an earlier row from one way of computing to the other.
     """
     q = torch.linalg.vector_norm(problem.q, dim=-1, dtype=torch.float32)
-    k = torch.linalg.vector_norm(problem.k, dim=-1, dtype=torch.float32).repeat_interleave(
-        problem.group, 1
-    )
-    # NaN is no number to compare with: it counts as infinite.
-    k = torch.where(
-        v.isfinite().all(-1).repeat_interleave(problem.group, 1), k, torch.inf
-    ).nan_to_num(torch.inf)
-    k = k.cummax(-1).values if kind == "causal" else k.amax(-1, keepdim=True)
-    sound = q * k * abs(problem.scale) < LARGEST_SCORE
-    return (
-        sound.all(0).all(0).cummin(-1).values
-        if kind == "causal"
-        else sound.all().expand(problem.Tq)
-    )
+    k = torch.linalg.vector_norm(problem.k, dim=-1, dtype=torch.float32)
+    # NaN is no number to compare with: it counts as infinite, as does a key without a finite value.
+    k = torch.where(v.isfinite().all(-1), k, torch.inf).nan_to_num(torch.inf)
+    k = k.repeat_interleave(problem.group, 1)
+    if kind == "causal":
+        sound: Tensor = q * k.cummax(-1).values * abs(problem.scale) < LARGEST_SCORE
+        return sound.flatten(0, 1).all(0).cummin(-1).values
+    sound = q * k.amax(-1, keepdim=True) * abs(problem.scale) < LARGEST_SCORE
+    return sound.all().expand(problem.Tq)
 
 
 def forward(problem: Problem, v: Tensor) -> tuple[Tensor, Tensor, int] | None:
-    """``out``, lse, and the number of first rows for which they hold; None where the operator does not apply."""
+    """``out``, lse, and for how many first rows they hold; None where it does not apply."""
     kind = _kind(problem, v)
     if kind is None:
         return None
@@ -121,7 +117,7 @@ def backward(problem: Problem, values: Values, wanted: frozenset[str]) -> Gradie
 
 
 def _plain(t: Tensor, sound: int | None = None) -> Tensor:
-    """Contiguous, as the operator needs it (it misreads expanded strides); tokens from ``sound`` on are 0."""
+    """Contiguous, as the operator needs it; tokens from ``sound`` on are 0."""
     if sound is not None and sound < t.shape[2]:
         t = torch.cat((t[:, :, :sound], torch.zeros_like(t[:, :, sound:])), 2)
     return t.contiguous()

@@ -1,7 +1,7 @@
-"""Attention, reductions, columns and the logsumexp as differentiable functions, the same for every backend.
+"""Attention, reductions, columns and the logsumexp as differentiable functions of any backend.
 
-First derivatives go through the backend's ``backward``. Where a derivative is itself differentiated (``create_graph``), it
-goes through the dense definition, which torch can differentiate to any order.
+First derivatives go through the backend's ``backward``. Where a derivative is differentiated again
+(``create_graph``), it goes through the dense definition, which torch differentiates to any order.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from eyeline.backends.strips import heads_matmul
 from eyeline.problem import Problem
 
 NAMES = ("q", "k", "bias", "relative", "sinks")
+WHOLE = View()
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class Call:
 
     backend: Backend
     problem: Problem
-    view: View = View()
+    view: View = WHOLE
     reductions: tuple[Reduction, ...] = ()
     dropout: Dropout | None = None
     state: State | None = None
@@ -113,7 +114,7 @@ class _Attend(torch.autograd.Function):
         wanted = _wanted(ctx.needs_input_grad[2:])
         if ctx.needs_input_grad[1]:
             wanted |= {"v"}
-        found = ctx.call.backend.backward(problem, values, (), View(), None, wanted)
+        found = ctx.call.backend.backward(problem, values, (), WHOLE, None, wanted)
         return (None, None if found.v is None else found.v.to(v.dtype), *_cast(found, inputs))
 
 
@@ -154,7 +155,11 @@ class _Reduce(torch.autograd.Function):
             made = [r.again(strip, result) for r, result in zip(reductions, results, strict=True)]
             return (None, *_differentiate_again(made, arriving, inputs))
         live = [i for i, g in enumerate(arriving) if g is not None]
-        terms = [Term(reductions[i], results[i], arriving[i]) for i in live]
+        terms = [
+            Term(r, result, g)
+            for r, result, g in zip(reductions, results, arriving, strict=True)
+            if g is not None
+        ]
         if not terms:
             return (None,) * (1 + len(inputs))
         wanted = _wanted(ctx.needs_input_grad[1:6])
@@ -191,7 +196,7 @@ class _Lse(torch.autograd.Function):
                 *_differentiate_again(LogSumExp().of(dense(problem)), [grad], inputs),
             )
         wanted = _wanted(ctx.needs_input_grad[2:])
-        found = ctx.call.backend.backward(problem, None, (), View(), grad, wanted)
+        found = ctx.call.backend.backward(problem, None, (), WHOLE, grad, wanted)
         return (None, None, *_cast(found, inputs))
 
 
@@ -223,7 +228,7 @@ class _Columns(torch.autograd.Function):
             )
         wanted = _wanted(ctx.needs_input_grad[3:])
         found = ctx.call.backend.backward(
-            problem, None, (Term(entries, (), grad),), View(), None, wanted
+            problem, None, (Term(entries, (), grad),), WHOLE, None, wanted
         )
         return (None, None, None, *_cast(found, inputs))
 
@@ -231,10 +236,14 @@ class _Columns(torch.autograd.Function):
 def again(
     problem: Problem, v: Tensor, dropout: Dropout | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of attention at v, q, k, bias, relative and sinks that can be differentiated once more."""
+    """Gradients at v, q, k, bias, relative and sinks that can be differentiated once more."""
     strip = dense(problem)
     out = heads_matmul(dropped(strip, dropout, strip.weights), v.to(strip.weights.dtype))
     return _differentiate_again([out], [grad], [v, *_inputs(problem)])
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return function.apply(*args)
 
 
 def _bare(call: Call) -> Call:
@@ -267,14 +276,14 @@ def attend(
             return backend.forward(problem, v, dropout)
     call = Call(backend, problem, dropout=dropout)
     with _without_autocast(v.device):
-        out, lse, m, total = _Attend.apply(call, v, *_inputs(problem))
+        out, lse, m, total = _apply(_Attend, call, v, *_inputs(problem))
     return out, lse, None if m is None else State(m, total)
 
 
 def reduce(
-    backend: Backend, problem: Problem, reductions: Sequence[Reduction], view: View = View()
+    backend: Backend, problem: Problem, reductions: Sequence[Reduction], view: View = WHOLE
 ) -> list[Result]:
-    """Every reduction's result, differentiable in the problem's tensors and in the reductions' own."""
+    """Every reduction's result, differentiable in the problem's tensors and its own."""
     own = [t for r in reductions for t in r.tensors]
     if not torch.is_grad_enabled() or not (
         problem.requires_grad or any(t.requires_grad for t in own)
@@ -283,7 +292,7 @@ def reduce(
             return backend.reduce(problem, reductions, view)
     call = Call(backend, problem, view, tuple(reductions))
     with _without_autocast(problem.q.device):
-        flat = _Reduce.apply(call, *_inputs(problem), *own)
+        flat = _apply(_Reduce, call, *_inputs(problem), *own)
     return [
         tuple(flat[s : s + r.parts]) for s, r in zip(_starts(reductions), reductions, strict=True)
     ]
@@ -293,7 +302,8 @@ def lse(backend: Backend, problem: Problem, value: Tensor) -> Tensor:
     """A logsumexp that is known already, with its gradient."""
     if not torch.is_grad_enabled() or not problem.requires_grad:
         return value
-    return _Lse.apply(Call(backend, problem), value, *_inputs(problem))  # type: ignore[no-any-return]
+    made: Tensor = _apply(_Lse, Call(backend, problem), value, *_inputs(problem))
+    return made
 
 
 def columns(
@@ -309,4 +319,5 @@ def columns(
             return backend.tile(problem, state, cols, what)
     call = Call(backend, problem, state=state)
     with _without_autocast(problem.q.device):
-        return _Columns.apply(call, cols, what, *_inputs(problem))  # type: ignore[no-any-return]
+        made: Tensor = _apply(_Columns, call, cols, what, *_inputs(problem))
+    return made

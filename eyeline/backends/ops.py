@@ -1,7 +1,9 @@
-"""Attention as operators of torch, for torch.compile: ``eyeline::attend`` and ``eyeline::attend_backward``.
+"""Attention as operators of torch, for torch.compile: ``eyeline::attend`` and
+``eyeline::attend_backward``.
 
-A compiler sees two opaque operators with known shapes. Masks travel as a short text and the tensors it names, and are lowered
-inside. Outside of a compiler the direct path is taken: an operator's dispatch costs more than a small attention.
+A compiler sees two opaque operators with known shapes. Masks travel as a short text and the tensors
+it names, and are lowered inside. Outside of a compiler the direct path is taken: an operator's
+dispatch costs more than a small attention.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from torch import Tensor
 
 from eyeline.backends import by_name, gradients
 from eyeline.backends.base import Dropout, Values
-from eyeline.backends.reductions import View
 from eyeline.backends.strips import like_query
 from eyeline.masks import Mask
 from eyeline.problem import Problem
@@ -25,12 +26,14 @@ _forced: ContextVar[bool] = ContextVar("eyeline_through_operators", default=Fals
 
 library = torch.library.Library("eyeline", "DEF")
 _problem = (
-    "Tensor q, Tensor k, Tensor? bias, Tensor? relative, Tensor? sinks, Tensor[] mask_tensors, Tensor? seed, str mask, "
-    "float scale, float softcap, SymInt[] lead, SymInt origin, SymInt first_position, float dropout, str backend"
+    "Tensor q, Tensor k, Tensor? bias, Tensor? relative, Tensor? sinks, Tensor[] mask_tensors, "
+    "Tensor? seed, str mask, float scale, float softcap, SymInt[] lead, SymInt origin, "
+    "SymInt first_position, float dropout, str backend"
 )
 library.define(f"attend(Tensor v, {_problem}) -> (Tensor, Tensor)")
 library.define(
-    f"attend_backward(Tensor grad, Tensor out, Tensor lse, bool[] wanted, Tensor v, {_problem}) -> Tensor[]"
+    "attend_backward(Tensor grad, Tensor out, Tensor lse, bool[] wanted, Tensor v, "
+    f"{_problem}) -> Tensor[]"
 )
 
 MASK_TENSORS, LEAD = 6, 11  # where these arguments stand in attend
@@ -50,7 +53,8 @@ def wanted_here() -> bool:
     """Whether attention must go through the operators now."""
     if torch.compiler.is_compiling():
         return True
-    # torch.func's transforms do not enter an operator's registered gradient; the direct path has one that they do.
+    # torch.func's transforms do not enter an operator's registered gradient, but they do enter
+    # that of the direct path.
     return _forced.get() and not torch._C._are_functorch_transforms_active()
 
 
@@ -131,7 +135,7 @@ def _attend_backward(
     names = ("v", *gradients.NAMES)
     asked = frozenset(name for name, needed in zip(names, wanted, strict=True) if needed)
     values = Values(v, dropout, out, lse, grad)
-    found = by_name(backend).backward(problem, values, (), View(), None, asked)
+    found = by_name(backend).backward(problem, values, (), gradients.WHOLE, None, asked)
     every = {"v": found.v, **found.problem}
     inputs = {"v": v, **problem.tensors}
     made = []
@@ -173,6 +177,7 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
     mask_tensors = saved[len(saved) - ctx.masks :]
     left = iter(saved)
     v, q, k, bias, relative, sinks, seed = (next(left) if here else None for here in ctx.present)
+    assert v is not None
     args = (q, k, bias, relative, sinks, mask_tensors, seed, *ctx.rest)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         problem, dropout, _name = _problem_of(args)

@@ -10,13 +10,20 @@ from torch import Tensor
 
 from eyeline.backends.base import Dropout, Gradients, Result, State, Term, Values
 from eyeline.backends.random import kept
-from eyeline.backends.reductions import Reduction, View, pick_heads
-from eyeline.backends.strips import Strip, heads_matmul, like_query, select_matmul, select_matmul_t
+from eyeline.backends.reductions import Reduction, View
+from eyeline.backends.strips import (
+    Strip,
+    heads_matmul,
+    like_query,
+    pick_heads,
+    select_matmul,
+    select_matmul_t,
+)
 from eyeline.problem import Problem
 
 
 def _heads_of(strip: Strip, t: Tensor) -> Tensor:
-    """This strip's part of a value-like ``[N|1, H', Tk, F]``, at its keys, in the dtype of the weights."""
+    """This strip's part of a value-like ``[N|1, H', Tk, F]``, in the dtype of the weights."""
     return strip.pick_keys(pick_heads(strip, t)).to(strip.weights.dtype)
 
 
@@ -180,7 +187,9 @@ class _Pulled:
 
 
 def _pull(strip: Strip, terms: Sequence[Term], view: View, own: list[list[Tensor]]) -> _Pulled:
-    """Differentiate each reduction on the strip, one after the other: their intermediate tensors never add up."""
+    """Differentiate each reduction on the strip, one after the other: their intermediate tensors
+    never add up.
+    """
     pulled = _Pulled()
     for term, sums in zip(terms, own, strict=True):
         leaves = {"weights": strip.weights, "lse": strip.m}  # lse = m + log l: m stands for it
@@ -288,7 +297,8 @@ class _Sums:
         return dS
 
     def _add_sinks(self, strip: Strip, shift: Tensor | None) -> None:
-        assert self.problem.sinks is not None and shift is not None
+        assert self.problem.sinks is not None
+        assert shift is not None
         sinks = strip.pick(self.problem.sinks).to(shift.dtype).unsqueeze(-1)
         share = torch.where(strip.l == 0, 0.0, (sinks - strip.lse).exp())
         into = strip.pick(self.kept["sinks"])

@@ -1,8 +1,9 @@
 """What can be asked of the weights in one pass, without holding them: the reductions.
 
-A reduction says what it makes of one strip (``of``, plain differentiable torch) and how strips join. Its gradient needs
-no second formula: in the backward pass each strip is computed again and ``again`` is differentiated on it, with the
-positions that were chosen (a maximum, a top-k) held fixed.
+A reduction says what it makes of one strip (``of``, plain differentiable torch) and how strips
+join. Its gradient needs no second formula: in the backward pass each strip is computed again and
+``again`` is differentiated on it, with the positions that were chosen (a maximum, a top-k) held
+fixed.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class Reduction(ABC):
 
     @property
     def join(self) -> Join:
-        """How strips' answers make the whole: along the rows, added at their keys, added, or the best kept."""
+        """How strips' answers make the whole: along the rows, added at their keys, added, or the
+        best kept.
+        """
         return "rows"
 
     @property
@@ -105,7 +108,9 @@ class Reduction(ABC):
         """The strip's answer: values, and indices where there are any."""
 
     def again(self, strip: Strip, result: tuple[Tensor, ...]) -> Tensor:
-        """The strip's values once more, differentiable, with the choices in ``result`` held fixed."""
+        """The strip's values once more, differentiable, with the choices in ``result`` held
+        fixed.
+        """
         return self.of(strip)[0]
 
     def better(self, kept: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -115,7 +120,9 @@ class Reduction(ABC):
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum(Reduction):
-    """``W @ x``: ``[N, H, Tq, F]`` for x ``[N|1, H'|1, Tk, F]``, where H' divides the query heads."""
+    """``W @ x``: ``[N, H, Tq, F]`` for x ``[N|1, H'|1, Tk, F]``, where H' divides the query
+    heads.
+    """
 
     x: Tensor
 
@@ -165,7 +172,7 @@ class RowEntropy(Reduction):
 
     def of(self, strip: Strip) -> tuple[Tensor, ...]:
         w = strip.weights
-        smallest = torch.finfo(w.dtype).tiny  # 0 · log(smallest) is 0, and has a gradient that is a number
+        smallest = torch.finfo(w.dtype).tiny  # 0 · log(smallest) is 0, with a finite gradient
         return (0.0 - torch.linalg.vecdot(w, w.clamp(min=smallest).log()),)
 
 
@@ -191,7 +198,9 @@ class LogSumExp(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class Entries(Reduction):
-    """Chosen columns (all by default) of every row, of the weights or of the scores: ``[N, H, Tq, len(cols)]``."""
+    """Chosen columns (all by default) of every row, of the weights or of the scores: ``[N, H, Tq,
+    len(cols)]``.
+    """
 
     cols: Tensor | None = None
     what: Literal["weights", "scores"] = "weights"
@@ -215,7 +224,9 @@ class Entries(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class MaxScore(Reduction):
-    """The largest score of each row and its key; -inf and -1 where the row sees nothing. The first of equals wins."""
+    """The largest score of each row and its key; -inf and -1 where the row sees nothing. The first
+    of equals wins.
+    """
 
     @property
     def parts(self) -> int:
@@ -243,7 +254,9 @@ class MaxScore(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class TopKeys(Reduction):
-    """The k largest weights of each row and their keys; 0 and -1 where fewer than k keys are visible."""
+    """The k largest weights of each row and their keys; 0 and -1 where fewer than k keys are
+    visible.
+    """
 
     k: int
 
@@ -273,7 +286,9 @@ class TopKeys(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class TopQueries(Reduction):
-    """The k largest weights of each column and their queries: ``[N, H, Tk, k]``; 0 and -1 where fewer can see the key."""
+    """The k largest weights of each column and their queries: ``[N, H, Tk, k]``; 0 and -1 where
+    fewer can see the key.
+    """
 
     k: int
 
@@ -315,7 +330,9 @@ class TopQueries(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class Pool(Reduction):
-    """The mean or the maximum of every cell of a grid: ``[N, H, rows, cols]``, from edges along the queries and the keys."""
+    """The mean or the maximum of every cell of a grid: ``[N, H, rows, cols]``, from edges along the
+    queries and the keys.
+    """
 
     row_edges: Tensor
     col_edges: Tensor
@@ -409,7 +426,9 @@ class Pool(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Reduction):
-    """The weight of the key that stands ``offset`` after each query, 0 where there is none: ``[N, H, Tq]``."""
+    """The weight of the key that stands ``offset`` after each query, 0 where there is none: ``[N,
+    H, Tq]``.
+    """
 
     offset: int
 
@@ -422,7 +441,9 @@ class Diagonal(Reduction):
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of the weights as a user's reading sees them: ``weights [*lead, R, Tk]``, hidden entries 0."""
+    """Rows of the weights as a user's reading sees them: ``weights [*lead, R, Tk]``, hidden entries
+    0.
+    """
 
     weights: Tensor
     rows: Tensor  # [R] which queries
@@ -433,9 +454,9 @@ class Tile:
 class RowTiles(Reduction):
     """A user's own function of some full rows at a time, plain differentiable torch.
 
-    ``f(tile)`` returns ``[*lead, R, ...]``, joined along the rows (``combine="cat"``), or a tensor of any fixed shape
-    whose values are added over the tiles (``combine="sum"``). The gradient flows to the weights, not to other tensors
-    that f may use.
+    ``f(tile)`` returns ``[*lead, R, ...]``, joined along the rows (``combine="cat"``), or a tensor
+    of any fixed shape whose values are added over the tiles (``combine="sum"``). The gradient flows
+    to the weights, not to other tensors that f may use.
     """
 
     f: Callable[[Tile], Tensor]
@@ -463,15 +484,18 @@ class RowTiles(Reduction):
         if self.combine == "sum":
             return (made,)
         if tuple(made.shape[: len(lead) + 1]) != (*lead, len(rows)):
+            wanted = ", ".join(map(str, (*lead, len(rows))))
             raise ShapeError(
-                f"RowTiles(f) needs f to return [*lead, R, ...], here [{', '.join(map(str, (*lead, len(rows))))}, ...], and "
-                f'got {list(made.shape)}. For a result that is added over the tiles use combine="sum".'
+                f"RowTiles(f) needs f to return [*lead, R, ...], here [{wanted}, ...], and got "
+                f'{list(made.shape)}. For a result that is added over the tiles use combine="sum".'
             )
         return (made.reshape(*strip.weights.shape[:2], *made.shape[len(lead) :]),)
 
 
 def _gather_keys(strip: Strip, source: Tensor, keys: Tensor) -> Tensor:
-    """``source [n, h, R, C]`` at key indices ``[n, h, R, k]``; 0 for -1 and for keys the strip does not hold."""
+    """``source [n, h, R, C]`` at key indices ``[n, h, R, k]``; 0 for -1 and for keys the strip does
+    not hold.
+    """
     column, held = strip.columns_of(keys)
     if source.shape[-1] == 0:
         return source.sum(-1, keepdim=True).expand(keys.shape)

@@ -1,4 +1,6 @@
-"""The definition of attention: dense, in plain PyTorch, to be read aloud. Every other backend answers to it."""
+"""The definition of attention: dense, in plain PyTorch, to be read aloud. Every other backend
+answers to it.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from eyeline.problem import Problem
 def dense(problem: Problem) -> Strip:
     """The whole matrix as one strip; plain differentiable torch, derivatives of every order.
 
-    ``softmax(softcap(q kᵀ · scale) + bias)`` over the visible keys, with the sink as one more logit that has no value.
-    A row that sees nothing is 0.
+    ``softmax(softcap(q kᵀ · scale) + bias)`` over the visible keys, with the sink as one more logit
+    that has no value. A row that sees nothing is 0.
     """
     q = problem.q.to(problem.statistics)
     k = problem.k.to(problem.statistics).repeat_interleave(problem.group, dim=1)

@@ -1,6 +1,8 @@
-"""Strips: some rows of the weights times the keys that any of them may see, each row normalised within itself.
+"""Strips: some rows of the weights times the keys that any of them may see, each row normalised
+within itself.
 
-Both backends compute by strips. The reference has one strip, the whole matrix; ``tiled`` has many small ones.
+Both backends compute by strips. The reference has one strip, the whole matrix; ``tiled`` has many
+small ones.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ SEEN_NOTHING = float("-inf")
 
 @dataclass(eq=False)
 class Strip:
-    """A block of rows of the weights, over the visible keys only (all other weights of these rows are 0)."""
+    """A block of rows of the weights, over the visible keys only (all other weights of these rows
+    are 0).
+    """
 
     problem: Problem  # of the whole call
     n: slice  # which batch entries,
@@ -26,23 +30,20 @@ class Strip:
     rows: slice  # and queries these are,
     cols: slice | Tensor  # and which keys the last dimension holds
     weights: Tensor  # [n, h, R, C]
-    scores: (
-        Tensor | None
-    )  # [n, h, R, C], after scale, softcap, bias and mask (-inf where hidden); None unless asked for
+    # [n, h, R, C] after scale, softcap, bias and mask (-inf where hidden); None unless asked for
+    scores: Tensor | None
     m: Tensor  # [n, h, R] the largest score of the row (with the sink), -inf where it sees nothing
     l: Tensor  # [n, h, R] Σ exp(score - m)  # noqa: E741  the name in the papers
     visible: Tensor | None  # bool, broadcasts to [n, h, R, C]; None where all is visible
     width: int  # how many keys there are in all
-    capped: Tensor | None = (
-        None  # the scores after the softcap and before the bias, where there is a softcap
-    )
+    capped: Tensor | None = None  # the scores after a softcap and before the bias
 
     @property
     def lse(self) -> Tensor:
         """``log Σ exp(score)`` [n, h, R], -inf for a row that sees nothing."""
         nothing = self.l == 0
         lse = self.m + torch.where(nothing, 1.0, self.l).log()
-        lse = torch.where(self.m == torch.inf, self.m, lse)  # inf - inf made l NaN; log Σ exp is inf
+        lse = torch.where(self.m == torch.inf, self.m, lse)  # where inf - inf has made l NaN
         return torch.where(nothing, SEEN_NOTHING, lse)
 
     @property
@@ -68,7 +69,9 @@ class Strip:
         return column.clamp(0, max(width - 1, 0)), held
 
     def pick(self, t: Tensor) -> Tensor:
-        """This strip's batch entries and heads of ``[N|1, H|1, ...]``; broadcast dimensions stay 1."""
+        """This strip's batch entries and heads of ``[N|1, H|1, ...]``; broadcast dimensions stay
+        1.
+        """
         t = t if t.shape[0] == 1 else t[self.n]
         return t if t.shape[1] == 1 else t[:, self.h]
 
@@ -89,7 +92,8 @@ class Strip:
 def scores(
     part: Problem, rows: slice, cols: slice | Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """``softcap(q·k × scale) + bias`` [n, Hq, R, C], -inf where hidden; who is visible; the capped scores before the bias.
+    """``softcap(q·k × scale) + bias`` [n, Hq, R, C], -inf where hidden; who is visible; the capped
+    scores before the bias.
 
     The order of operations is that of ONNX Attention-23 and of every model with a softcap.
     """
@@ -127,11 +131,10 @@ def _narrow(t: Tensor, dim: int, index: slice | Tensor) -> Tensor:
 def softmax_(
     s: Tensor, visible: Tensor | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn scores into weights in place; the weights, m and l. The sink is a logit without a value."""
-    if s.shape[-1]:
-        m = s.amax(-1)
-    else:
-        m = s.new_full(s.shape[:-1], SEEN_NOTHING)
+    """Turn scores into weights in place; the weights, m and l. The sink is a logit without a
+    value.
+    """
+    m = s.amax(-1) if s.shape[-1] else s.new_full(s.shape[:-1], SEEN_NOTHING)
     if sinks is not None:
         m = torch.maximum(m, sinks.to(s.dtype).unsqueeze(-1))
     shift = m.masked_fill(m == SEEN_NOTHING, 0.0)
@@ -146,7 +149,9 @@ def softmax_(
 
 
 def heads_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a [n, Ha, R, X] @ b [n|1, Hb, X, C]`` where each of the Hb heads serves Ha // Hb heads of a, without repeating b."""
+    """``a [n, Ha, R, X] @ b [n|1, Hb, X, C]`` where each of the Hb heads serves Ha // Hb heads of
+    a, without repeating b.
+    """
     n, heads, rows, inner = a.shape
     shared = b.shape[1]
     if shared == heads:
@@ -161,11 +166,12 @@ def heads_matmul_t(w: Tensor, y: Tensor, heads: int) -> Tensor:
     n, Hq, rows, cols = w.shape
     group = Hq // heads if heads else 1
     y = y.expand(n, Hq, rows, y.shape[-1])
-    return w.reshape(n, heads, group * rows, cols).mT @ y.reshape(n, heads, group * rows, y.shape[-1])
+    folded = y.reshape(n, heads, group * rows, y.shape[-1])
+    return w.reshape(n, heads, group * rows, cols).mT @ folded
 
 
 def select_matmul(w: Tensor, x: Tensor, visible: Tensor | None) -> Tensor:
-    """``w @ x`` in which a hidden pair contributes nothing, even where x is NaN or inf (0 × NaN is NaN, hidden is not 0 ×).
+    """``w @ x`` in which a hidden pair contributes nothing, even where x is NaN or inf.
 
     ``w [n, Hq, R, C]`` is 0 where hidden; ``x [n|1, Hx, C, F]``.
     """
@@ -188,10 +194,12 @@ def select_matmul(w: Tensor, x: Tensor, visible: Tensor | None) -> Tensor:
 
 
 def select_matmul_t(w: Tensor, y: Tensor, visible: Tensor | None, heads: int) -> Tensor:
-    """``wᵀ @ y`` summed over groups, in which a hidden pair contributes nothing, even where y is NaN or inf."""
+    """``wᵀ @ y`` summed over groups, in which a hidden pair contributes nothing, even where y is
+    NaN or inf.
+    """
     if visible is None or bool(y.isfinite().all()):
         return heads_matmul_t(w, y, heads)
-    n, Hq, rows, cols = w.shape
+    n, Hq, rows, _ = w.shape
     group = Hq // heads if heads else 1
 
     def fold(t: Tensor) -> Tensor:
@@ -202,13 +210,16 @@ def select_matmul_t(w: Tensor, y: Tensor, visible: Tensor | None, heads: int) ->
 
 def like_query(q: Tensor, size: int) -> Tensor:
     """An empty ``[N, H, T, size]`` whose dimensions lie in memory in q's order."""
-    order = sorted(range(4), key=lambda d: -q.stride(d))
+    strides = q.stride()
+    order = sorted(range(4), key=lambda d: -strides[d])
     shape = [*q.shape[:3], size]
     return q.new_empty([shape[d] for d in order]).permute([order.index(d) for d in range(4)])
 
 
 def pick_heads(strip: Strip, x: Tensor) -> Tensor:
-    """The part of ``x [N|1, H', Tk, F]`` that this strip's query heads read, H' dividing the heads of the call."""
+    """The part of ``x [N|1, H', Tk, F]`` that this strip's query heads read, H' dividing the heads
+    of the call.
+    """
     x = x if x.shape[0] == 1 else x[strip.n]
     if x.shape[1] in (0, 1):
         return x
@@ -218,7 +229,9 @@ def pick_heads(strip: Strip, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the work is cut: by problem, never by the number of threads, so that results do not depend on it."""
+    """How the work is cut: by problem, never by the number of threads, so that results do not
+    depend on it.
+    """
 
     elements: int  # scores held at once, about
     key_block: int  # granularity at which hidden keys are left out

@@ -1,4 +1,6 @@
-"""Attention by strips, in plain PyTorch on any device: O(T·D) memory per head, hidden key blocks left out."""
+"""Attention by strips, in plain PyTorch on any device: O(T·D) memory per head, hidden key blocks
+left out.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ OnTile = Callable[[slice, "slice | Tensor", tuple[int, ...]], None]
 class Tiled(Backend):
     """Strips of a fixed number of scores.
 
-    ``on_tile(rows, cols, shape)`` is called for each block of scores that is evaluated, shape ``[n, h, R, C]``; handing one over
-    also keeps attention's forward off torch's fused operator, whose tiles cannot be counted.
+    ``on_tile(rows, cols, shape)`` is called for each block of scores that is evaluated, shape ``[n,
+    h, R, C]``; handing one over also keeps attention's forward off torch's fused operator, whose
+    tiles cannot be counted.
     """
 
     name: str = "tiled"
@@ -74,7 +77,7 @@ class Tiled(Backend):
                 return found
         whole = view.mean_heads or any(t.reduction.whole for t in terms)
         keep = any(t.reduction.reads_scores for t in terms)
-        # Differentiating a reduction takes several tensors of a strip's size: smaller strips, the same memory.
+        # Differentiating a reduction takes several tensors of a strip's size: smaller strips.
         cut = replace(self, elements=self.elements // 2) if terms else self
         strips = cut._strips(problem, whole=whole, keep_scores=keep, keep_capped=True)
         return backward_pass(problem, strips, values, terms, view, lse_grad, wanted)
