@@ -15,10 +15,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from eyeline.backends.pooling import Pool
 from eyeline.backends.reductions import (
     Diagonal,
     MaxScore,
-    Pool,
     Reduction,
     RowEntropy,
     RowTiles,
