@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,11 +78,14 @@ def _plain(key: Any) -> Any:
         return torch.tensor(key) if isinstance(key, bool) else key
     if isinstance(key, Tensor):
         return int(key) if key.dim() == 0 and key.dtype != torch.bool else key
-    if isinstance(key, int):
-        return key
-    if hasattr(key, "__index__"):
-        return key.__index__()
-    made = torch.as_tensor(key)
+    try:
+        return operator.index(key)
+    except TypeError:
+        pass
+    try:
+        made = torch.as_tensor(key)
+    except (TypeError, RuntimeError):
+        raise IndexError(f"{type(key).__name__} is no index") from None
     return made.long() if made.numel() == 0 else made
 
 
@@ -110,19 +114,17 @@ def _wrapped(key: Any, size: int) -> Any:
 
 def axes_after(axes: tuple[str, ...], lead: tuple[Any, ...]) -> tuple[str, ...]:
     """The names of the leading dimensions that an index keeps."""
-    kept: list[str] = []
-    left = list(axes)
-    gathered = False
-    for key in lead:
-        if key is None:
-            kept.append("new")
-            continue
-        name = left.pop(0)
-        if isinstance(key, slice):
-            kept.append(name)
-        elif isinstance(key, Tensor) and not gathered:
-            gathered = True
-            kept += [name] + [f"{name}_{i}" for i in range(1, key.dim())]
+    left = iter(axes)
+    named = [("new" if key is None else next(left), key) for key in lead]
+    named = [(name, key) for name, key in named if not isinstance(key, int)]
+    kept = [name for name, key in named if not isinstance(key, Tensor)]
+    at = [i for i, (_, key) in enumerate(named) if isinstance(key, Tensor)]
+    if at:
+        first = named[at[0]][0]
+        more = max(named[i][1].dim() for i in at) - 1
+        # As in torch: in the place of index tensors that are neighbours, in front for others.
+        place = at[0] if at[-1] - at[0] == len(at) - 1 else 0
+        kept[place:place] = [first, *(f"{first}_{i}" for i in range(1, more + 1))]
     return tuple(kept)
 
 

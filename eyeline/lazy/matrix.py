@@ -52,11 +52,7 @@ class LazyMatrix(torch.Tensor):
         if name == "__get__" or name in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if (
-            name == "__set__"
-            or name == "__setitem__"
-            or (name.endswith("_") and not name.startswith("__"))
-        ):
+        if any(isinstance(t, LazyMatrix) for t in tree_flatten(written(name, args, kwargs))[0]):
             raise ArgumentError(
                 f"{name} would change weights in place. They are computed from q and k, not "
                 "stored: take a copy with weights.to_dense()."
@@ -64,9 +60,8 @@ class LazyMatrix(torch.Tensor):
         own = LAZY.get(name)
         if own is not None and args and isinstance(args[0], cls):
             return getattr(args[0], own)(*args[1:], **kwargs)
-        if name in ("matmul", "__rmatmul__") and len(args) == 2 and isinstance(args[1], cls):
-            left, right = args if name == "matmul" else (args[0], args[1])
-            return right.__rmatmul__(left)
+        if name == "matmul" and len(args) == 2 and isinstance(args[1], cls):
+            return args[1].__rmatmul__(args[0])
         return densely(func, name, args, kwargs)
 
     def _entries(self, what: str, limit: float) -> Tensor:
@@ -141,6 +136,14 @@ LAZY = {
     "unsqueeze": "unsqueeze",
     "unbind": "unbind",
 }
+
+
+def written(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """What a function of torch writes into, by its name and arguments."""
+    in_place = name.endswith("_") and not name.startswith("__")
+    if in_place or name in ("__set__", "__setitem__") or kwargs.get("inplace"):
+        return [*(args[:1] or kwargs.values())]
+    return [kwargs.get("out")]
 
 
 def densely(

@@ -91,7 +91,7 @@ def choose_lead(body: Body, lead: tuple[Any, ...]) -> Body:
         flat = (flat[:, None] * problem.Hq + torch.arange(problem.Hq)).flatten()
         chosen = problem.select(flat.to(device), (*shape, problem.Hq))
         if chosen.Hq != problem.Hq:
-            raise ArgumentError("Choose batch entries before taking the mean over heads.")
+            raise ArgumentError("A mean over no heads at all has no entries to choose.")
         return replace(body, problem=chosen, axes=axes, state=None, lse=None)
     flat = flat.to(device)
     chosen = problem.select(flat, shape)

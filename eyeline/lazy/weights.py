@@ -352,7 +352,7 @@ class TransposedWeights(LazyMatrix):
         return self._weights
 
     def __matmul__(self, y: Any) -> Tensor:
-        """Linear memory; y is ``[Tq]``, ``[Tq, F]`` or ``[*lead, Tq, F]``."""
+        """Columns summed with weights y ``[Tq]``, ``[Tq, F]`` or ``[*lead, Tq, F]``."""
         if not _is_factor(y, self.shape[:-2]):
             return cast(Tensor, densely(torch.matmul, "matmul", (self, y), {}))
         return product(self._weights, y, self.shape[-1], WeightedColumns)

@@ -183,7 +183,7 @@ class Problem:
 
         ``flat``: their indices in the flattened ``lead``, in the order wanted, repeats allowed.
         """
-        chosen = _grid_slices(flat, self.N, self.Hq, self.group)
+        chosen = _grid_slices(flat, self.Hq, self.group) or _whole_entries(flat, self.Hq)
         visible = self.visible
         if chosen is not None:
             some_n, some_h = chosen
@@ -236,7 +236,7 @@ def _pick_dim(t: Tensor, dim: int, index: slice | Tensor) -> Tensor:
     return t[(ALL,) * dim + (index,)]
 
 
-def _pick(t: Tensor | None, n: slice, h: slice) -> Tensor | None:
+def _pick(t: Tensor | None, n: slice | Tensor, h: slice) -> Tensor | None:
     return None if t is None else _pick_dim(_pick_dim(t, 0, n), 1, h)
 
 
@@ -249,7 +249,7 @@ def _pair(t: Tensor, n: Tensor, h: Tensor) -> Tensor:
     return t[n, h].unsqueeze(1)
 
 
-def _grid_slices(flat: Tensor, N: int, H: int, group: int) -> tuple[slice, slice] | None:
+def _grid_slices(flat: Tensor, H: int, group: int) -> tuple[slice, slice] | None:
     """(n, h) slices that choose exactly these pairs in this order, if views of q and k can."""
     if flat.numel() == 0 or H == 0:
         return None
@@ -264,6 +264,15 @@ def _grid_slices(flat: Tensor, N: int, H: int, group: int) -> tuple[slice, slice
     whole_groups = h0 % group == 0 and h1 % group == 0
     one_group = h0 // group == (h1 - 1) // group
     return (slice(n0, n1), slice(h0, h1)) if whole_groups or one_group else None
+
+
+def _whole_entries(flat: Tensor, H: int) -> tuple[Tensor, slice] | None:
+    """(n, h) that choose exactly these pairs in this order, if they are entries with all heads."""
+    if H == 0:
+        return None
+    n = flat[::H] // H
+    every = n[:, None] * H + torch.arange(H, device=n.device)
+    return (n, slice(0, H)) if torch.equal(every.flatten(), flat) else None
 
 
 def versions_of(*tensors: Tensor) -> tuple[int, ...]:
