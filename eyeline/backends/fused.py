@@ -20,7 +20,7 @@ LARGEST_SCORE = 1e4  # far from overflow in every intermediate
 
 
 def _kind(problem: Problem, v: Tensor) -> str | None:
-    """ "full" or "causal" where the fused operator applies by its shape, else None."""
+    """The operator's mask, "full" or "causal", where the problem's form is one it takes."""
     q, k = problem.q, problem.k
     if problem.sinks is not None or problem.softcap is not None or problem.bias is not None:
         return None
@@ -92,9 +92,8 @@ def backward(problem: Problem, values: Values, wanted: frozenset[str]) -> Gradie
         return None
     kind = _kind(problem, values.v)
     grad = values.grad
-    if (
-        kind is None or problem.q.dtype != torch.float32
-    ):  # in half precision its backward rounds what strips do not
+    # In half precision its backward rounds what strips do not.
+    if kind is None or problem.q.dtype != torch.float32:
         return None
     if not bool(_sound_rows(problem, values.v, kind).all() & grad.isfinite().all()):
         return None

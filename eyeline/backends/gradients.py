@@ -37,6 +37,7 @@ class Call:
     state: State | None = None
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> Problem:
+        """The problem over these tensors, in the order of NAMES."""
         return self.problem.with_tensors(dict(zip(NAMES, tensors, strict=True)))
 
 

@@ -1,9 +1,9 @@
-"""Attention as operators of torch, for torch.compile: ``eyeline::attend`` and
-``eyeline::attend_backward``.
+"""Attention as operators of torch, for torch.compile.
 
-A compiler sees two opaque operators with known shapes. Masks travel as a short text and the tensors
-it names, and are lowered inside. Outside of a compiler the direct path is taken: an operator's
-dispatch costs more than a small attention.
+A compiler sees two opaque operators with known shapes, ``eyeline::attend`` and
+``eyeline::attend_backward``. Masks travel as a short text and the tensors it names, and are lowered
+inside. Outside of a compiler the direct path is taken: an operator's dispatch costs more than a
+small attention.
 """
 
 from __future__ import annotations

@@ -187,8 +187,9 @@ class _Pulled:
 
 
 def _pull(strip: Strip, terms: Sequence[Term], view: View, own: list[list[Tensor]]) -> _Pulled:
-    """Differentiate each reduction on the strip, one after the other: their intermediate tensors
-    never add up.
+    """Differentiate each reduction on the strip.
+
+    One after the other, so that their intermediate tensors never add up.
     """
     pulled = _Pulled()
     for term, sums in zip(terms, own, strict=True):

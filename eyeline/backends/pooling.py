@@ -14,8 +14,9 @@ from eyeline.backends.strips import Strip
 
 @dataclass(frozen=True, eq=False)
 class Pool(Reduction):
-    """The mean or the maximum of every cell of a grid: ``[N, H, rows, cols]``, from edges along the
-    queries and the keys.
+    """The mean or the maximum of every cell of a grid, ``[N, H, rows, cols]``.
+
+    The cells lie between edges along the queries and the keys.
     """
 
     row_edges: Tensor
@@ -47,6 +48,7 @@ class Pool(Reduction):
         return slice(start - strip.rows.start, stop - strip.rows.start), cell
 
     def _keys(self, strip: Strip, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns of ``w`` that lie in the grid, and the grid column of each."""
         keys = strip.keys
         inside = (keys >= self.col_edges[0]) & (keys < self.col_edges[-1])
         if not bool(inside.all()):

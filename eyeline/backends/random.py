@@ -1,5 +1,6 @@
-"""Dropout that can be drawn again: whether weight (b, h, i, j) is kept depends on the seed and
-these four numbers alone.
+"""Dropout that can be drawn again.
+
+Whether weight (b, h, i, j) is kept depends on the seed and these four numbers alone.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def kept(strip: Strip, seed: Tensor, p: float) -> Tensor:
-    """Which weights of the strip dropout keeps: bool ``[n, h, R, C]``, each with probability 1 -
-    p.
-    """
+    """Which weights of the strip dropout keeps, each with probability 1 - p: bool [n, h, R, C]."""
     problem, device = strip.problem, strip.weights.device
     n = torch.arange(problem.N, device=device)[strip.n]
     h = torch.arange(problem.Hq, device=device)[strip.h]

@@ -42,6 +42,7 @@ class View:
         return self.cols is None and not self.mean_heads
 
     def width(self, Tk: int) -> int:
+        """How many columns are shown of Tk."""
         return Tk if self.cols is None else len(range(*self.cols.indices(Tk)))
 
     def of(self, strip: Strip) -> Strip:
@@ -75,8 +76,9 @@ class Reduction(ABC):
 
     @property
     def join(self) -> Join:
-        """How strips' answers make the whole: along the rows, added at their keys, added, or the
-        best kept.
+        """How strips' answers make the whole.
+
+        Along the rows, added at their keys, added, or the best of them kept.
         """
         return "rows"
 
@@ -101,6 +103,7 @@ class Reduction(ABC):
         return ()
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Reduction:
+        """The same question with other ``tensors``."""
         return self
 
     @abstractmethod
@@ -108,9 +111,7 @@ class Reduction(ABC):
         """The strip's answer: values, and indices where there are any."""
 
     def again(self, strip: Strip, result: tuple[Tensor, ...]) -> Tensor:
-        """The strip's values once more, differentiable, with the choices in ``result`` held
-        fixed.
-        """
+        """The strip's values once more, differentiable, the choices in ``result`` held fixed."""
         return self.of(strip)[0]
 
     def better(self, kept: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -120,9 +121,7 @@ class Reduction(ABC):
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum(Reduction):
-    """``W @ x``: ``[N, H, Tq, F]`` for x ``[N|1, H'|1, Tk, F]``, where H' divides the query
-    heads.
-    """
+    """``W @ x``: ``[N, H, Tq, F]`` for x ``[N|1, H', Tk, F]``, where H' divides the query heads."""
 
     x: Tensor
 
@@ -198,9 +197,7 @@ class LogSumExp(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class Entries(Reduction):
-    """Chosen columns (all by default) of every row, of the weights or of the scores: ``[N, H, Tq,
-    len(cols)]``.
-    """
+    """Chosen columns (all by default) of the weights or of the scores: ``[N, H, Tq, C]``."""
 
     cols: Tensor | None = None
     what: Literal["weights", "scores"] = "weights"
@@ -224,8 +221,9 @@ class Entries(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class MaxScore(Reduction):
-    """The largest score of each row and its key; -inf and -1 where the row sees nothing. The first
-    of equals wins.
+    """The largest score of each row and its key, the first of equals.
+
+    -inf and -1 where the row sees nothing.
     """
 
     @property
@@ -254,8 +252,9 @@ class MaxScore(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class TopKeys(Reduction):
-    """The k largest weights of each row and their keys; 0 and -1 where fewer than k keys are
-    visible.
+    """The k largest weights of each row and their keys: ``[N, H, Tq, k]``.
+
+    0 and -1 where fewer than k keys are visible.
     """
 
     k: int
@@ -286,8 +285,9 @@ class TopKeys(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class TopQueries(Reduction):
-    """The k largest weights of each column and their queries: ``[N, H, Tk, k]``; 0 and -1 where
-    fewer can see the key.
+    """The k largest weights of each column and their queries: ``[N, H, Tk, k]``.
+
+    0 and -1 where fewer queries may see the key.
     """
 
     k: int
@@ -330,8 +330,9 @@ class TopQueries(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Reduction):
-    """The weight of the key that stands ``offset`` after each query, 0 where there is none: ``[N,
-    H, Tq]``.
+    """The weight of the key that stands ``offset`` after each query: ``[N, H, Tq]``.
+
+    0 where there is no such key.
     """
 
     offset: int
@@ -345,11 +346,9 @@ class Diagonal(Reduction):
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of the weights as a user's reading sees them: ``weights [*lead, R, Tk]``, hidden entries
-    0.
-    """
+    """Rows of the weights as a user's reading sees them."""
 
-    weights: Tensor
+    weights: Tensor  # [*lead, R, Tk], hidden entries 0
     rows: Tensor  # [R] which queries
     positions: Tensor  # [R] where they stand among the keys
 
@@ -397,8 +396,9 @@ class RowTiles(Reduction):
 
 
 def _gather_keys(strip: Strip, source: Tensor, keys: Tensor) -> Tensor:
-    """``source [n, h, R, C]`` at key indices ``[n, h, R, k]``; 0 for -1 and for keys the strip does
-    not hold.
+    """``source [n, h, R, C]`` at key indices ``[n, h, R, k]``.
+
+    0 for the index -1 and for keys that the strip does not hold.
     """
     column, held = strip.columns_of(keys)
     if source.shape[-1] == 0:

@@ -1,5 +1,6 @@
-"""The definition of attention: dense, in plain PyTorch, to be read aloud. Every other backend
-answers to it.
+"""The definition of attention: dense, in plain PyTorch, to be read aloud.
+
+Every other backend answers to it.
 """
 
 from __future__ import annotations

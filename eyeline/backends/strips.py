@@ -1,8 +1,7 @@
-"""Strips: some rows of the weights times the keys that any of them may see, each row normalised
-within itself.
+"""Strips: some rows of the weights times the keys that any of them may see.
 
-Both backends compute by strips. The reference has one strip, the whole matrix; ``tiled`` has many
-small ones.
+Each row is normalised within itself. Both backends compute by strips: the reference has one, the
+whole matrix; ``tiled`` has many small ones.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ SEEN_NOTHING = float("-inf")
 
 @dataclass(eq=False)
 class Strip:
-    """A block of rows of the weights, over the visible keys only (all other weights of these rows
-    are 0).
+    """A block of rows of the weights, over the keys that any of them may see.
+
+    All other weights of these rows are 0.
     """
 
     problem: Problem  # of the whole call
@@ -48,6 +48,7 @@ class Strip:
 
     @property
     def positions(self) -> Tensor:
+        """Where the queries stand among the keys [R]."""
         return self.problem.positions(self.rows)
 
     @property
@@ -69,9 +70,7 @@ class Strip:
         return column.clamp(0, max(width - 1, 0)), held
 
     def pick(self, t: Tensor) -> Tensor:
-        """This strip's batch entries and heads of ``[N|1, H|1, ...]``; broadcast dimensions stay
-        1.
-        """
+        """This strip's batch entries and heads of ``[N|1, H|1, ...]``; what is 1 stays 1."""
         t = t if t.shape[0] == 1 else t[self.n]
         return t if t.shape[1] == 1 else t[:, self.h]
 
@@ -92,10 +91,11 @@ class Strip:
 def scores(
     part: Problem, rows: slice, cols: slice | Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """``softcap(q·k × scale) + bias`` [n, Hq, R, C], -inf where hidden; who is visible; the capped
-    scores before the bias.
+    """Scores ``softcap(q·k × scale) + bias`` [n, Hq, R, C], and two tensors beside them.
 
-    The order of operations is that of ONNX Attention-23 and of every model with a softcap.
+    The scores are -inf where hidden. Beside them: who is visible (None: all), and the capped scores
+    before the bias (None without a softcap). The order of operations is that of ONNX Attention-23
+    and of every model with a softcap.
     """
     dtype = part.statistics
     q, k = part.q[:, :, rows].to(dtype), part.k[:, :, cols].to(dtype)
@@ -131,8 +131,9 @@ def _narrow(t: Tensor, dim: int, index: slice | Tensor) -> Tensor:
 def softmax_(
     s: Tensor, visible: Tensor | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn scores into weights in place; the weights, m and l. The sink is a logit without a
-    value.
+    """Turn scores into weights in place: the weights, and m and l of each row.
+
+    The sink is a logit without a value.
     """
     m = s.amax(-1) if s.shape[-1] else s.new_full(s.shape[:-1], SEEN_NOTHING)
     if sinks is not None:
@@ -149,8 +150,9 @@ def softmax_(
 
 
 def heads_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a [n, Ha, R, X] @ b [n|1, Hb, X, C]`` where each of the Hb heads serves Ha // Hb heads of
-    a, without repeating b.
+    """``a [n, Ha, R, X] @ b [n|1, Hb, X, C]`` without repeating b.
+
+    Each of the Hb heads serves Ha // Hb heads of a.
     """
     n, heads, rows, inner = a.shape
     shared = b.shape[1]
@@ -194,8 +196,9 @@ def select_matmul(w: Tensor, x: Tensor, visible: Tensor | None) -> Tensor:
 
 
 def select_matmul_t(w: Tensor, y: Tensor, visible: Tensor | None, heads: int) -> Tensor:
-    """``wᵀ @ y`` summed over groups, in which a hidden pair contributes nothing, even where y is
-    NaN or inf.
+    """``wᵀ @ y`` summed over groups.
+
+    A hidden pair contributes nothing, even where y is NaN or inf.
     """
     if visible is None or bool(y.isfinite().all()):
         return heads_matmul_t(w, y, heads)
@@ -217,8 +220,9 @@ def like_query(q: Tensor, size: int) -> Tensor:
 
 
 def pick_heads(strip: Strip, x: Tensor) -> Tensor:
-    """The part of ``x [N|1, H', Tk, F]`` that this strip's query heads read, H' dividing the heads
-    of the call.
+    """The part of ``x [N|1, H', Tk, F]`` that this strip's query heads read.
+
+    H' divides the query heads of the call.
     """
     x = x if x.shape[0] == 1 else x[strip.n]
     if x.shape[1] in (0, 1):
@@ -229,15 +233,15 @@ def pick_heads(strip: Strip, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the work is cut: by problem, never by the number of threads, so that results do not
-    depend on it.
+    """How the work is cut.
+
+    By the problem, never by the number of threads, so that results do not depend on it.
     """
 
     elements: int  # scores held at once, about
     key_block: int  # granularity at which hidden keys are left out
-    whole: bool = (
-        False  # every batch entry and head in each strip (what looks across heads needs it)
-    )
+    # Every batch entry and head in each strip, for what looks across heads.
+    whole: bool = False
 
     def units(self, problem: Problem) -> Iterator[tuple[slice, slice, int]]:
         """Batch entries, key heads, and the rows per strip for them."""

@@ -1,5 +1,6 @@
-"""Attention by strips, in plain PyTorch on any device: O(T·D) memory per head, hidden key blocks
-left out.
+"""Attention by strips, in plain PyTorch on any device.
+
+O(T·D) memory per head; blocks of hidden keys are left out.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ OnTile = Callable[[slice, "slice | Tensor", tuple[int, ...]], None]
 class Tiled(Backend):
     """Strips of a fixed number of scores.
 
-    ``on_tile(rows, cols, shape)`` is called for each block of scores that is evaluated, shape ``[n,
-    h, R, C]``; handing one over also keeps attention's forward off torch's fused operator, whose
-    tiles cannot be counted.
+    ``on_tile(rows, cols, shape)`` is called for each block of scores that is evaluated, of shape
+    ``[n, h, R, C]``; handing one over also keeps attention off torch's fused operator, whose tiles
+    cannot be counted.
     """
 
     name: str = "tiled"
-    elements: int = (
-        1 << 20
-    )  # 4 MiB of float32 scores: they stay near the cores, and a few temporaries stay small
+    # 4 MiB of float32 scores: they stay near the cores, and a few temporaries stay small.
+    elements: int = 1 << 20
     key_block: int = 256
     on_tile: OnTile | None = None
 
