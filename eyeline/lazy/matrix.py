@@ -57,9 +57,9 @@ class LazyMatrix(torch.Tensor):
                 f"{name} would change weights in place. They are computed from q and k, not "
                 "stored: take a copy with weights.to_dense()."
             )
-        own = LAZY.get(name)
-        if own is not None and args and isinstance(args[0], cls):
-            return getattr(args[0], own)(*args[1:], **kwargs)
+        own, first = LAZY.get(name, ""), args[0] if args else None
+        if isinstance(first, LazyMatrix) and own in vars(type(first)):
+            return getattr(first, own)(*args[1:], **kwargs)
         if name == "matmul" and len(args) == 2 and isinstance(args[1], cls):
             return args[1].__rmatmul__(args[0])
         return densely(func, name, args, kwargs)
@@ -117,7 +117,7 @@ METADATA = frozenset(
         "has_names",
     ]
 )
-# Functions of torch that have a lazy form, by the method of Weights that has it.
+# Functions of torch that may have a lazy form, by the method that has it.
 LAZY = {
     "sum": "sum",
     "mean": "mean",
