@@ -4,6 +4,6 @@ The tensor itself is in `weights`; how torch meets it in `matrix`; what an index
 `indexing`, and chooses in `parts`; how it prints in `text`.
 """
 
-from eyeline.lazy.weights import Weights, wrap
+from eyeline.lazy.tensor import Weights, wrap
 
 __all__ = ["Weights", "wrap"]

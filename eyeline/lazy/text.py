@@ -11,7 +11,7 @@ from eyeline.lazy.indexing import ALL
 from eyeline.lazy.matrix import nbytes, size_text
 
 if TYPE_CHECKING:
-    from eyeline.lazy.weights import Weights
+    from eyeline.lazy.tensor import Weights
 
 
 def entries_text(weights: Weights) -> str:
