@@ -56,6 +56,29 @@ def test_parts_of_it_are_parts_of_the_truth(case, data):
 
 
 @settings(max_examples=60)
+@given(lowered(), st.data())
+def test_batch_entries_and_heads_are_chosen_independently(case, data):
+    visible, truth = case
+    chosen, indices = [], []
+    for size in truth.shape[:2]:
+        if size and data.draw(st.booleans()):
+            index = torch.tensor(data.draw(st.lists(st.integers(0, size - 1), max_size=4))).long()
+            chosen.append(index)
+            indices.append(index)
+        else:
+            first = data.draw(st.integers(0, size))
+            some = slice(first, data.draw(st.integers(first, size)))
+            chosen.append(some)
+            indices.append(torch.arange(size)[some])
+    n, h = indices
+    found = visible.choose(*chosen)
+    assert agrees(found, truth[n][:, h])
+    for before, after in zip(visible.parts().values(), found.parts().values(), strict=True):
+        sizes = [1 if was == 1 else len(i) for was, i in zip(before.shape, (n, h), strict=False)]
+        assert [*after.shape[:2]] == sizes
+
+
+@settings(max_examples=60)
 @given(lowered(), st.integers(1, 4), st.data())
 def test_key_ranges_never_miss(case, block, data):
     visible, truth = case

@@ -119,12 +119,28 @@ class Visible:
     def select(self, n: slice | Tensor, h: slice | Tensor) -> Visible:
         """Some batch entries and heads.
 
-        Two slices keep both dimensions. Two index tensors [M] pick the pairs (n[m], h[m]), which
-        become the batch: [M|1, 1, ...].
+        Two index tensors [M] pick the pairs (n[m], h[m]), which become the batch: [M|1, 1, ...].
+        All else is `choose(n, h)`.
         """
         if isinstance(n, Tensor) and isinstance(h, Tensor):
             pairs = n, h
             return self._changed(lambda part: _pairs(part, *pairs))
+        return self.choose(n, h)
+
+    def choose(self, n: slice | Tensor, h: slice | Tensor) -> Visible:
+        """All chosen batch entries, and of each all chosen heads: [len(n)|1, len(h)|1, ...].
+
+        `n` and `h` are slices or 1-D index tensors, independent of each other; repeats allowed.
+
+        >>> import torch
+        >>> from eyeline.masks import only
+        >>> keep = torch.arange(6).view(2, 3, 1) % 2 == 0  # [B, H, Tk]
+        >>> visible = only(keep).lower((2, 3), 1, 1, torch.device("cpu"))
+        >>> visible.choose(torch.tensor([1, 0, 1]), torch.tensor([0, 1])).keep[..., 0].int()
+        tensor([[0, 1],
+                [1, 0],
+                [0, 1]], dtype=torch.int32)
+        """
         return self._changed(lambda part: _pick(_pick(part, n, 0), h, 1))
 
     @property
