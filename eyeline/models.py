@@ -202,9 +202,6 @@ def _is(names: list[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-# --- the bundled models ---------------------------------------------------------------------
-
-
 def _load_bundled(bundled: Bundled, say: Progress) -> LoadedModel:
     source = bundled.path
     if source is None:
@@ -295,9 +292,6 @@ def _whole(folder: Path, source: Path) -> bool:
         )
     except (OSError, ValueError, KeyError, AttributeError):
         return False
-
-
-# --- any other model ------------------------------------------------------------------------
 
 
 def _load_named(name: str, download: bool, say: Progress) -> LoadedModel:

@@ -89,9 +89,6 @@ def pairs(seen: Seen, units: Units, word: int, top: int) -> list[Pair]:
     return sorted(found, key=lambda pair: -pair.weight)
 
 
-# --- one head ---------------------------------------------------------------------------------
-
-
 def heat_map(weights: Weights, units: Units) -> Map:
     """The head's weights over words, pooled where there are more than CELLS."""
     edges = _edges(units)

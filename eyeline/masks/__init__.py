@@ -175,9 +175,6 @@ def from_tensor(t: Tensor) -> Mask:
     return Bits(_as_bool(t, "mask"))
 
 
-# ---- arguments ---------------------------------------------------------------------------------
-
-
 def _whole(value: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise MaskError(f"{name} takes an int, not {type(value).__name__}.")

@@ -181,8 +181,6 @@ class _Screen:
         for command, what in next_commands(self.look, self.base, self.phrases.lang):
             self.command(command, self.plain(what))
 
-    # --- parts ------------------------------------------------------------------------------
-
     def head(self) -> None:
         look = self.look
         counts = {"layers": look.layers, "heads": look.heads, "tokens": look.tokens}
@@ -350,8 +348,6 @@ class _Screen:
             yield f"{name} {target.weight:.2f} {bar}"
         if not targets:
             yield self.say("nothing")
-
-    # --- small things -----------------------------------------------------------------------
 
     def say(self, key: str, **values: object) -> str:
         return self.plain(self.phrases(key, **values))
