@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eyeline.errors import DtypeError, ShapeError
+from eyeline.errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = ["RelativeBias", "alibi", "alibi_slopes", "relative"]
+
+FAR = 2**62  # farther than any key, and int64 still holds a distance beside it
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +115,7 @@ def alibi(slopes: Tensor | float) -> RelativeBias:
         if slopes.ndim > 1:
             found = list(slopes.shape)
             raise ShapeError(f"alibi(slopes) takes one slope per head, [Hq], not {found}.")
-    elif not isinstance(slopes, int | float):
+    elif isinstance(slopes, bool) or not isinstance(slopes, int | float):
         raise DtypeError(f"alibi(slopes) takes a float tensor or a number, not {_name(slopes)}.")
     return Alibi(slopes)
 
@@ -127,7 +129,7 @@ def alibi_slopes(heads: int) -> Tensor:
     >>> alibi_slopes(8)[:3], alibi_slopes(3)
     (tensor([0.5000, 0.2500, 0.1250]), tensor([0.0625, 0.0039, 0.2500]))
     """
-    if heads < 0:
+    if _whole(heads, "alibi_slopes(heads)") < 0:
         raise ShapeError(f"alibi_slopes(heads) needs a number of heads, not {heads}.")
     power = 1 << max(heads.bit_length() - 1, 0)
     first = _geometric(power)[:heads]
@@ -153,7 +155,20 @@ def relative(table: Tensor, origin: int | None = None) -> RelativeBias:
         raise ShapeError(
             f"relative(table) takes [n] or [Hq, n] with n of at least 1, not {list(table.shape)}."
         )
-    return Relative(table, (table.shape[-1] - 1) // 2 if origin is None else origin)
+    if origin is None:
+        return Relative(table, (table.shape[-1] - 1) // 2)
+    if not -FAR <= _whole(origin, "relative(origin)") <= FAR:
+        raise ArgumentError(
+            f"relative(origin={origin}) is the table's entry for a query's own place; give one "
+            f"between -2**62 and 2**62, which is farther than any entry."
+        )
+    return Relative(table, origin)
+
+
+def _whole(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise DtypeError(f"{name} takes an int, not {_name(value)}.")
+    return value
 
 
 def _check_floats(value: Tensor, name: str) -> None:

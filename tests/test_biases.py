@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eyeline.biases import RelativeBias, alibi, alibi_slopes, relative
-from eyeline.errors import DtypeError, ShapeError
+from eyeline.errors import ArgumentError, DtypeError, ShapeError
 
 CPU = torch.device("cpu")
 Size = tuple[int, int, int, "int | None"]  # Tq, Tk, heads, offset
@@ -55,6 +55,12 @@ def test_relative_looks_up_its_table(size, n, origin, per_head):
     bias = relative(table, origin)
     entry = (distance(size) + ((n - 1) // 2 if origin is None else origin)).clamp(0, n - 1)
     assert torch.equal(written_out(bias, size), table.view(-1, n)[:, entry])
+
+
+@pytest.mark.parametrize("origin", [-(2**62), 2**62])
+def test_an_origin_far_away_takes_the_end_of_the_table(origin):
+    found = written_out(relative(torch.arange(3.0), origin), (4, 5, 1, None))
+    assert bool((found == (2 if origin > 0 else 0)).all())
 
 
 def test_memory_is_linear_in_the_length():
@@ -134,6 +140,10 @@ def test_copies_are_the_same_bias():
         (lambda: relative(torch.arange(3)), DtypeError, "not torch.int64"),
         (lambda: relative([0.0, 1.0]), DtypeError, "not list"),
         (lambda: alibi_slopes(-1), ShapeError, "not -1"),
+        (lambda: alibi_slopes(2.5), DtypeError, r"alibi_slopes\(heads\) takes an int, not float"),
+        (lambda: alibi(True), DtypeError, "not bool"),
+        (lambda: relative(torch.ones(3), 1.5), DtypeError, r"relative\(origin\) .* not float"),
+        (lambda: relative(torch.ones(3), 2**70), ArgumentError, r"between -2\*\*62 and 2\*\*62"),
     ],
 )
 def test_errors(make, error, text):
