@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from eyeline.errors import MaskError, ShapeError
+from eyeline.errors import ArgumentError, MaskError, ShapeError
 from eyeline.masks import (
     Mask,
     causal,
@@ -70,6 +70,20 @@ def test_window_counts_the_keys_beside_the_position():
     assert shown(window(2**63 - 1, 2**63 - 1), 2, 2) == [[1, 1], [1, 1]]
 
 
+FAR = 2**62
+
+
+@pytest.mark.parametrize("offset", [None, -FAR, -3, 4, FAR - 2, FAR])
+@pytest.mark.parametrize("before", [0, 2, FAR, FAR + 3, 2**63 - 1, 2**80])
+@pytest.mark.parametrize("after", [0, 1, FAR, FAR + 3, 2**63 - 1, 2**80])
+def test_far_offsets_and_counts_do_not_wrap_around(offset, before, after):
+    Tq, Tk = 5, 6
+    own = [i + (Tk - Tq if offset is None else offset) for i in range(Tq)]
+    seen = [[p - before <= j <= p + after for j in range(Tk)] for p in own]
+    assert shown(window(before, after, offset), Tq, Tk) == seen
+    assert shown(causal(offset), Tq, Tk) == [[j <= p for j in range(Tk)] for p in own]
+
+
 def test_tril_of_ones_is_causal():
     for dtype in (torch.float32, torch.int64, torch.bool, torch.bfloat16):
         assert shown(from_tensor(torch.ones(4, 4, dtype=dtype).tril()), 4, 4) == shown(
@@ -127,6 +141,12 @@ def test_any_size_can_be_drawn(Tq, Tk):
     lines = causal().draw(Tq, Tk).splitlines()
     assert len([line for line in lines if line]) == (Tq if Tk else 0)
     assert isinstance(causal().draw(Tq, Tk, labels=["x"] * Tk), str)
+
+
+def test_labels_are_anything_that_str_takes():
+    named = causal().draw(labels=["1", "None", "2.5"])
+    assert causal().draw(labels=[1, None, 2.5]) == named
+    assert causal().draw(labels=(label for label in (1, None, 2.5))) == named
 
 
 def test_drawing_is_shortened_where_large():
@@ -237,7 +257,18 @@ def test_other_values_than_0_and_1_are_a_bias():
         (lambda: window(1, -2), r"window\(after=-2\)"),
         (lambda: causal(0.5), r"causal\(offset\) takes an int, not float"),
         (lambda: causal(True), "not bool"),
-        (lambda: padding(-3), "cannot be -3"),
+        (lambda: causal(2**70), r"causal\(offset=\d+\).*between -2\*\*62 and 2\*\*62"),
+        (lambda: window(1, offset=-(2**63)), r"window\(offset=-\d+\).*between"),
+        (lambda: window(1.5), r"window\(before\) takes an int, not float"),
+        (lambda: padding(-3), "cannot be -3; give 0 or more"),
+        (lambda: padding(torch.tensor([2, -1])), "cannot be -1; give 0 or more"),
+        (lambda: padding(2.0), "takes an int or an integer tensor, not float"),
+        (lambda: padding([1, 2]), r"takes an int or an integer tensor, not list; torch\.tensor"),
+        (lambda: prefix(True), "not bool"),
+        (lambda: prefix(torch.tensor(-4)), r"prefix\(n\).*cannot be -4"),
+        (lambda: causal().draw(-3), r"draw\(Tq=-3\)"),
+        (lambda: causal().draw(3, 2.5), r"draw\(Tk=2\.5\)"),
+        (lambda: causal().draw(labels=3), "one label per key, not int"),
         (lambda: padding(torch.tensor([1.0])), "integers, not torch.float32"),
         (lambda: padding(torch.ones(2, 5).bool()), r"only\(keep\)"),
         (lambda: padding(3, side="up"), '"right" or "left"'),
@@ -251,6 +282,9 @@ def test_other_values_than_0_and_1_are_a_bias():
             r"starts \[3\], stops \[4\]",
         ),
         (lambda: causal() & torch.ones(2), r"only\(tensor\).*from_tensor\(tensor\)"),
+        (lambda: torch.ones(2) & causal(), r"`mask & tensor`.*only\(tensor\)"),
+        (lambda: torch.ones(2, 2).bool() | causal(), r"`mask \| tensor`.*from_tensor\(tensor\)"),
+        (lambda: True & causal(), "`mask &` takes another mask, not bool"),
         (lambda: causal() | None, "not NoneType"),
         (lambda: causal() and prefix(2), "combine masks with &"),
         (lambda: lower(documents(torch.arange(2)), (), 3, 2), "Tq = 3, Tk = 2.*query_ids"),
@@ -267,5 +301,5 @@ def test_other_values_than_0_and_1_are_a_bias():
     ],
 )
 def test_errors_say_what_was_asked_found_and_needed(make, text):
-    with pytest.raises((MaskError, ShapeError), match=text):
+    with pytest.raises((ArgumentError, MaskError, ShapeError), match=text):
         make()

@@ -16,7 +16,17 @@ from torch import Tensor
 from eyeline.errors import MaskError, ShapeError
 from eyeline.masks.base import Mask
 from eyeline.masks.leading import collapsed
-from eyeline.masks.rules import Bits, Causal, Documents, Intervals, Only, Padding, Prefix, Window
+from eyeline.masks.rules import (
+    FAR,
+    Bits,
+    Causal,
+    Documents,
+    Intervals,
+    Only,
+    Padding,
+    Prefix,
+    Window,
+)
 
 __all__ = [
     "Mask",
@@ -52,7 +62,7 @@ def window(before: int, after: int = 0, offset: int | None = None) -> Mask:
     """Each query sees `before` keys before its position, its own, and `after` behind it.
 
     The counts are beside the position: `window(2)` sees 3 keys. A "window of w" in Mistral's sense
-    (arXiv 2310.06825) is `window(w - 1)`.
+    (arXiv 2310.06825) is `window(w - 1)`. Counts above Tk are fine: that side has no limit.
 
     >>> import eyeline
     >>> print(eyeline.window(2, after=1).draw(4))
@@ -75,8 +85,8 @@ def padding(lengths: Tensor | int, side: Literal["right", "left"] = "right") -> 
     """Only the real keys are seen: the first `lengths` of them, or the last with side="left".
 
     `lengths` is an int or an integer tensor whose dimensions are the weights' leading ones from
-    the left, so [B] for [B, H, Tq, Tk]; lengths above Tk mean Tk. It is about keys: rows of padded
-    queries still see the real keys.
+    the left, so [B] for [B, H, Tq, Tk]; lengths above Tk mean Tk, those below 0 raise
+    MaskError. It is about keys: rows of padded queries still see the real keys.
 
     >>> import torch, eyeline
     >>> print(eyeline.padding(2).draw(1, 4), eyeline.padding(3, side="left").draw(1, 4), sep="\\n")
@@ -182,7 +192,15 @@ def _whole(value: int, name: str) -> int:
 
 
 def _offset(value: int | None, rule: str) -> int | None:
-    return None if value is None else _whole(value, f"{rule}(offset)")
+    if value is None:
+        return None
+    offset = _whole(value, f"{rule}(offset)")
+    if not -FAR <= offset <= FAR:
+        raise MaskError(
+            f"{rule}(offset={offset}) is the first query's position among the keys; give one "
+            f"between -2**62 and 2**62, which is farther than any key."
+        )
+    return offset
 
 
 def _integers(tensor: Tensor, rank: int, name: str) -> Tensor:
@@ -198,11 +216,24 @@ def _integers(tensor: Tensor, rank: int, name: str) -> Tensor:
 
 def _counts(value: Tensor | int, name: str) -> Tensor | int:
     if isinstance(value, Tensor):
-        return _integers(value, 0, name)
-    count = _whole(value, name)
-    if count < 0:
-        raise MaskError(f"{name} is a number of keys and cannot be {count}.")
-    return count
+        counts = _integers(value, 0, name)
+        # torch.compile cannot look at values; there a negative count shows no key.
+        readable = counts.dtype.is_signed and not torch.compiler.is_compiling()
+        if readable and bool((counts < 0).any()):
+            raise MaskError(_below_zero(int(counts.min()), name))
+        return counts
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise MaskError(
+            f"{name} takes an int or an integer tensor, not {type(value).__name__}; "
+            f"torch.tensor([2, 3]) holds one count per batch entry."
+        )
+    if value < 0:
+        raise MaskError(_below_zero(value, name))
+    return value
+
+
+def _below_zero(count: int, name: str) -> str:
+    return f"{name} is a number of keys and cannot be {count}; give 0 or more."
 
 
 def _as_bool(tensor: Tensor, name: str) -> Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
-from eyeline.errors import EyelineError, MaskError, ShapeError
+from eyeline.errors import ArgumentError, EyelineError, MaskError, ShapeError
 from eyeline.masks import grid
 from eyeline.masks.leading import Size
 from eyeline.visibility import Visible, algebra
@@ -71,12 +71,22 @@ class Mask(ABC):
         return self._at(Size(lead, Tq, Tk, device))
 
     def __and__(self, other: Mask) -> Mask:
-        _check_operand(other, "&")
+        if not isinstance(other, Mask):
+            raise _not_an_operand(other, "&")
         return And(self, other)
 
     def __or__(self, other: Mask) -> Mask:
-        _check_operand(other, "|")
+        if not isinstance(other, Mask):
+            raise _not_an_operand(other, "|")
         return Or(self, other)
+
+    # Only what is no mask itself, such as a tensor, leaves its sign to the mask on its right.
+
+    def __rand__(self, other: object) -> NoReturn:
+        raise _not_an_operand(other, "&")
+
+    def __ror__(self, other: object) -> NoReturn:
+        raise _not_an_operand(other, "|")
 
     def __invert__(self) -> Mask:
         return Not(self)
@@ -138,11 +148,12 @@ class Mask(ABC):
         return _call(self.rule, self._arguments())
 
     def draw(
-        self, Tq: int | None = None, Tk: int | None = None, labels: Sequence[str] | None = None
+        self, Tq: int | None = None, Tk: int | None = None, labels: Iterable[object] | None = None
     ) -> str:
         """A table of 1 (may be seen) and 0, one row per query.
 
-        `labels` name the keys, and the queries that stand at them; large tables are shortened.
+        `labels` name the keys, and the queries that stand at them, each as `str` has it; large
+        tables are shortened. Sizes that are no whole numbers of at least 0 raise ArgumentError.
         With batch entries or heads of their own, the first is drawn.
 
         >>> import eyeline
@@ -157,7 +168,11 @@ class Mask(ABC):
         爱  1  1  0
         你  0  1  1
         """
-        lead, Tq, Tk = self._drawn_sizes(Tq, Tk, labels)
+        for name, size in (("Tq", Tq), ("Tk", Tk)):
+            if size is not None and (not isinstance(size, int) or size < 0):
+                raise ArgumentError(f"draw({name}={size!r}): a size is an int of at least 0.")
+        texts = None if labels is None else _texts(labels)
+        lead, Tq, Tk = self._drawn_sizes(Tq, Tk, texts)
         visible = self.lower(lead, Tq, Tk, torch.device("cpu"))
         shown_rows, shown_cols = grid.ends(Tq), grid.ends(Tk)
         rows, cols = (torch.tensor(shown, dtype=torch.int64) for shown in (shown_rows, shown_cols))
@@ -165,12 +180,12 @@ class Mask(ABC):
         cells = torch.ones(len(shown_rows), len(shown_cols), dtype=torch.int64)
         if tile is not None:
             cells = cells * tile[:1, :1].reshape(tile.shape[2:])
-        if labels is None:
+        if texts is None:
             return grid.table(cells.tolist(), shown_rows, shown_cols)
-        if len(labels) != Tk:
-            raise ShapeError(f"draw() has {len(labels)} labels for Tk = {Tk} keys.")
-        names = [labels[i + Tk - Tq] if i + Tk >= Tq else "" for i in shown_rows]
-        keys = [labels[j] for j in shown_cols]
+        if len(texts) != Tk:
+            raise ShapeError(f"draw() has {len(texts)} labels for Tk = {Tk} keys.")
+        names = [texts[i + Tk - Tq] if i + Tk >= Tq else "" for i in shown_rows]
+        keys = [texts[j] for j in shown_cols]
         return grid.table(cells.tolist(), shown_rows, shown_cols, names, keys)
 
     def _drawn_sizes(
@@ -272,14 +287,21 @@ class Not(Mask):
         return self.inner._at(size)
 
 
-def _check_operand(other: object, sign: str) -> None:
+def _not_an_operand(other: object, sign: str) -> MaskError:
     if isinstance(other, Tensor):
-        raise MaskError(
+        return MaskError(
             f"`mask {sign} tensor` is not said clearly: write only(tensor) for a tensor with one "
             f"entry per key, from_tensor(tensor) for one entry per query and key."
         )
-    if not isinstance(other, Mask):
-        raise MaskError(f"`mask {sign}` takes another mask, not {type(other).__name__}.")
+    return MaskError(f"`mask {sign}` takes another mask, not {type(other).__name__}.")
+
+
+def _texts(labels: Iterable[object]) -> list[str]:
+    if not isinstance(labels, Iterable):
+        raise ArgumentError(
+            f"draw(labels) takes one label per key, not {type(labels).__name__}; give a list."
+        )
+    return [str(label) for label in labels]
 
 
 def _joined(one: Known, two: Known) -> Known:

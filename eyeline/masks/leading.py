@@ -33,7 +33,7 @@ class Size:
     def positions(self, offset: int | None) -> Tensor:
         """Where each query stands among the keys: int64 [1, 1, Tq, 1]."""
         first = self.Tk - self.Tq if offset is None else offset
-        return torch.arange(first, first + self.Tq, device=self.device).view(1, 1, self.Tq, 1)
+        return (torch.arange(self.Tq, device=self.device) + first).view(1, 1, self.Tq, 1)
 
 
 def from_left(tensor: Tensor, trailing: int, size: Size, name: str) -> Tensor:

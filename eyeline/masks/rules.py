@@ -13,6 +13,7 @@ from eyeline.visibility import Visible
 from eyeline.visibility.lowered import from_bits, from_ids, from_intervals
 
 FAR = 2**62  # farther than any key, and int64 still holds a position beside it
+MOST = 2**63 - 1  # what int64 holds
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,7 +45,9 @@ class Window(Rule):
 
     def _at(self, size: Size) -> Visible:
         own = size.positions(self.offset)
-        starts, stops = own - min(self.before, FAR), own + (min(self.after, FAR) + 1)
+        # What is cut off lies outside of the keys either way, and int64 then holds both ends.
+        starts = own.clamp(min=0) - min(self.before, MOST)
+        stops = own.clamp(max=size.Tk) + (min(self.after, MOST - size.Tk - 1) + 1)
         return from_intervals(starts, stops, size.Tq, size.Tk)
 
 
