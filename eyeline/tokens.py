@@ -151,7 +151,8 @@ def encode(tokenizer: Any, text: str) -> Tokens:
     """Tokenize `text` whole (no truncation, no padding) with any fast tokenizer.
 
     `tokenizer` is a `tokenizers.Tokenizer` or a fast tokenizer of transformers; one that cannot
-    tell offsets raises ModelError. The special tokens that the model expects are added.
+    tell offsets raises ModelError. The special tokens that the model expects are added; one that
+    the text spells out, "[CLS]", stays text.
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
     >>> tokenizer = Tokenizer(models.WordLevel({"look": 0, "here": 1, "?": 2}, unk_token="?"))
@@ -165,12 +166,14 @@ def encode(tokenizer: Any, text: str) -> Tokens:
             "eyeline finds words by the offsets of a fast tokenizer, and"
             f" {type(tokenizer).__name__} has none. Load the model with a fast tokenizer."
         )
-    cut, pad = fast.truncation, fast.padding
+    cut, pad, spelled = fast.truncation, fast.padding, fast.encode_special_tokens
     fast.no_truncation()
     fast.no_padding()
+    fast.encode_special_tokens = True  # what the text spells out is text
     try:
         encoding = fast.encode(text)
     finally:  # the tokenizer is the caller's
+        fast.encode_special_tokens = spelled
         if cut is not None:
             fast.enable_truncation(**cut)
         if pad is not None:
@@ -178,11 +181,8 @@ def encode(tokenizer: Any, text: str) -> Tokens:
     unknown_id = _unknown_id(tokenizer, fast)
     named = {i for i, token in fast.get_added_tokens_decoder().items() if token.special}
     special, unknown = [], []
-    for i, token, (start, stop), mark in zip(
-        encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True
-    ):
-        # the text may spell a special token out, "<|endoftext|>": then it is no unknown word
-        stand_in = i == unknown_id and not mark and text[start:stop].strip() != token
+    for i, mark in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
+        stand_in = i == unknown_id and not mark
         unknown.append(stand_in)
         special.append(bool(mark) or (i in named and not stand_in))
     return assemble(text, encoding.ids, encoding.tokens, encoding.offsets, special, unknown)

@@ -113,11 +113,27 @@ def test_words_of_many_kinds(text, expected):
 
 
 def test_special_tokens_are_words_of_their_own():
-    found = tokens.encode(byte_level(), "a<|end|>b")
-    assert found.pieces == ("a", "<|end|>", "b")
-    assert found.special == (False, True, False)
+    tokenizer = byte_level()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|end|> $A <|end|>", special_tokens=[("<|end|>", 0)]
+    )
+    found = tokens.encode(tokenizer, "ab")
+    assert found.pieces == ("<|end|>", "a", "b", "<|end|>")
+    assert found.special == (True, False, False, True)
     assert not any(found.unknown)
-    assert covered(found).special == (False, True, False)
+    assert covered(found).labels == ("<|end|>", "ab", "<|end|>")
+
+
+def test_special_tokens_that_the_text_spells_out_are_text(minilm):
+    tokenizer = byte_level()
+    assert labels(tokenizer, "a <|end|>") == ["a", "<", "|", "end", "|", ">"]
+    assert tokenizer.encode("<|end|>").ids == [0]  # it reads as before
+    found = tokens.encode(minilm, "[CLS] a [MASK] b [UNK]")
+    assert found.pieces[:5] == ("[CLS]", "[", "CL", "S", "]")
+    assert found.special == (True, *(False,) * (len(found) - 2), True)
+    assert not any(found.unknown)
+    words = covered(found).labels
+    assert words == ("[CLS]", "[", "CLS", "]", "a", "[", "MASK", "]", "b", "[", "UNK", "]", "[SEP]")
 
 
 def test_minilm_marks_its_ends_and_what_it_does_not_know(minilm):
