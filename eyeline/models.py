@@ -149,7 +149,10 @@ def known() -> tuple[Bundled, ...]:
 
 
 def load(
-    name: str = DEFAULT, *, download: bool = False, progress: Progress | None = None
+    name: str | os.PathLike[str] = DEFAULT,
+    *,
+    download: bool = False,
+    progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a bundled model by name, or any Hugging Face model by Hub id or folder.
 
@@ -165,6 +168,11 @@ def load(
     torch.Size([1, 6])
     """
     say = progress or (lambda message: None)
+    if isinstance(name, os.PathLike):
+        name = os.fspath(name)
+    if not isinstance(name, str):
+        kind = type(name).__name__
+        raise ModelError(f"name is of type {kind}, and load takes a name, an id or a folder.")
     _libraries()
     for bundled in _BUNDLED:
         if name == bundled.name:

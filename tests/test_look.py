@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import eyeline
-from eyeline.errors import EyelineError, ModelError
+from eyeline.errors import ArgumentError, EyelineError, ModelError
 from eyeline.looking import DEFAULT_TEXT, READINGS, Look, look
 from eyeline.models import LoadedModel, load
 from eyeline.views.figure import figure
@@ -229,6 +229,42 @@ def test_errors_say_what_there_is(minilm, asked, said):
         look(DEFAULT_TEXT, minilm, **asked)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"text": 3}, "The text is of type int: give it as a str."),
+        ({"text": None}, "The text is None: give it as a str."),
+        ({"text": "caf\udce9"}, "The text holds '\\udce9' at 3, a part of a character"),
+        ({"layer": "a"}, "layer is 'a', of type str: give a whole number."),
+        ({"layer": 1.5}, "layer is 1.5, of type float: give a whole number."),
+        ({"head": True}, "head is True, of type bool: give a whole number."),
+        ({"top": "a"}, "top is 'a', of type str: give a whole number."),
+        ({"token": 1.5}, "token is 1.5, of type float: give a word of the text or its index."),
+        ({"by": []}, "There is no reading “[]”: choose one of words"),
+    ],
+)
+def test_arguments_of_another_type_are_said(minilm, asked, said):
+    with pytest.raises(ArgumentError) as error:
+        look(**{"text": DEFAULT_TEXT, "model": minilm, **asked})
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_of_another_type_is_said(minilm):
+    with pytest.raises(ModelError, match=r"^model is of type BertModel, and look takes a name"):
+        look(DEFAULT_TEXT, minilm.model)
+    with pytest.raises(ModelError, match=r"^name is of type int, and load takes"):
+        load(3)
+    with pytest.raises(ModelError, match=r"^no/folder is neither a bundled model"):
+        look(DEFAULT_TEXT, Path("no/folder"))
+
+
+def test_whole_numbers_of_other_libraries_are_taken(minilm):
+    found = look(DEFAULT_TEXT, minilm, layer=torch.tensor(3), head=torch.tensor(1))
+    assert (found.layer, found.head) == (3, 1)
+    assert json.loads(found.to_json())["layer"] == 3
 
 
 @pytest.mark.parametrize("text", ["", "  \n "])

@@ -7,12 +7,14 @@ do, a few rows for a chosen word, one more pass over the one head that is drawn.
 from __future__ import annotations
 
 import difflib
+import operator
+import os
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 
-from eyeline.errors import EyelineError
+from eyeline.errors import ArgumentError, ModelError
 from eyeline.glossary import language
 from eyeline.looking import questions
 from eyeline.looking.data import DEFAULT_TEXT, READINGS, Look, Pair
@@ -26,7 +28,7 @@ __all__ = ["DEFAULT_TEXT", "READINGS", "Look", "look"]
 
 def look(
     text: str,
-    model: str | LoadedModel = "minilm",
+    model: str | os.PathLike[str] | LoadedModel = "minilm",
     *,
     layer: int | None = None,
     head: int | None = None,
@@ -40,14 +42,15 @@ def look(
 ) -> Look:
     """Run `text` through a real model and say what its attention does.
 
-    `model` is a bundled name, a Hub id in the local cache (or fetched with `download`), or what
-    `eyeline.models.load` returned. `layer` and `head` choose the head to draw; without them it is
-    the one that leads by the reading `by` (one of words, special, self, near, entropy, distance),
-    or with a `token` the one of its strongest pair. `token` is a word or its index; `top` how many
-    words are named beside each; `pieces=True` shows the model's own tokens in place of words.
+    `model` is a bundled name, a folder, a Hub id in the local cache (or fetched with `download`),
+    or what `eyeline.models.load` returned. `layer` and `head` choose the head to draw; without
+    them it is the one that leads by the reading `by` (one of words, special, self, near, entropy,
+    distance), or with a `token` the one of its strongest pair. `token` is a word or its index;
+    `top` how many words are named beside each; `pieces=True` shows the model's own tokens in place
+    of words.
 
-    Errors: ModelError for a model that cannot be had or takes fewer tokens; EyelineError for a
-    layer, head, token or reading that is not there.
+    Errors: ModelError for a model that cannot be had or takes fewer tokens; ArgumentError for an
+    empty text, or a layer, head, token or reading that is not there.
 
     >>> seen = look("The keys to the old cabinet are on the table because they were too heavy "
     ...             "to carry.", token="they")
@@ -55,12 +58,17 @@ def look(
     >>> seen.words[pair.word], pair.layer, pair.head, round(pair.weight, 1)
     ('keys', 3, 1, 0.5)
     """
-    _check_choice(by, top)
-    loaded = (
-        model if not isinstance(model, str) else load(model, download=download, progress=progress)
-    )
+    _check_text(text)
+    _check_choice(by, token)
+    top = _whole("top", top)
+    layer = None if layer is None else _whole("layer", layer)
+    head = None if head is None else _whole("head", head)
+    if top < 1:
+        raise ArgumentError(f"top={top} names no word: give 1 or more.")
+    loaded = _loaded(model, download, progress)
     tokens = loaded.tokens(text)
-    _check_text(tokens)
+    if not any(start < stop for start, stop in tokens.offsets):
+        raise ArgumentError("The text is empty: give a few words to look at.")
     started = time.perf_counter()
     seen = _run(loaded, tokens)
     units = Units.of(tokens, loaded.causal, pieces)
@@ -98,6 +106,20 @@ def look(
     )
 
 
+def _loaded(
+    model: str | os.PathLike[str] | LoadedModel,
+    download: bool,
+    progress: Callable[[str], None] | None,
+) -> LoadedModel:
+    if isinstance(model, LoadedModel):
+        return model
+    if isinstance(model, (str, os.PathLike)):
+        return load(model, download=download, progress=progress)
+    raise ModelError(
+        f"model is {_kind(model)}, and look takes a name or what eyeline.models.load returned."
+    )
+
+
 def _run(loaded: LoadedModel, tokens: Tokens) -> Seen:
     """One forward of the model, watched."""
     inputs = loaded.inputs(tokens)
@@ -115,11 +137,11 @@ def _choose(
 ) -> tuple[int, int, str]:
     """The head to draw, and why: asked for, the token's strongest, or leading by the reading."""
     if layer is not None and not 0 <= layer < len(overview):
-        raise EyelineError(f"There is no layer {layer}: the layers are 0 to {len(overview) - 1}.")
+        raise ArgumentError(f"There is no layer {layer}: the layers are 0 to {len(overview) - 1}.")
     layers = range(len(overview)) if layer is None else [layer]
     most = max(len(overview[at]) for at in layers)
     if head is not None and not 0 <= head < most:
-        raise EyelineError(f"There is no head {head}: the heads are 0 to {most - 1}.")
+        raise ArgumentError(f"There is no head {head}: the heads are 0 to {most - 1}.")
     if layer is not None and head is not None:
         return layer, head, "asked"
     fitting = [
@@ -133,16 +155,37 @@ def _choose(
     return *best, "leads"
 
 
-def _check_choice(by: str, top: int) -> None:
-    if by not in READINGS:
-        raise EyelineError(f"There is no reading “{by}”: choose one of {', '.join(READINGS)}.")
-    if top < 1:
-        raise EyelineError(f"top={top} names no word: give 1 or more.")
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise ArgumentError(f"The text is {_kind(text)}: give it as a str.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])
+        raise ArgumentError(
+            f"The text holds {half} at {error.start}, a part of a character and not one itself:"
+            " decode what it was read from as UTF-8."
+        ) from None
 
 
-def _check_text(tokens: Tokens) -> None:
-    if not any(start < stop for start, stop in tokens.offsets):
-        raise EyelineError("The text is empty: give a few words to look at.")
+def _check_choice(by: str, token: str | int | None) -> None:
+    if not isinstance(by, str) or by not in READINGS:
+        raise ArgumentError(f"There is no reading “{by}”: choose one of {', '.join(READINGS)}.")
+    if token is not None and not isinstance(token, str):
+        _whole("token", token, "a word of the text or its index")
+
+
+def _whole(name: str, value: object, wanted: str = "a whole number") -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise ArgumentError(f"{name} is {value!r}, {_kind(value)}: give {wanted}.")
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _readers(name: str, tokens: Tokens) -> tuple[str, ...]:
@@ -169,11 +212,11 @@ def _find(token: str | int, words: Words) -> int:
         if not token.isdecimal():
             close = difflib.get_close_matches(token, dict.fromkeys(labels), n=3, cutoff=0.4)
             near = close or list(dict.fromkeys(labels))[:5]
-            raise EyelineError(
+            raise ArgumentError(
                 f"The text has no word “{token}”. Near it: {', '.join(near)};"
                 f" or give an index, 0 to {len(labels) - 1}."
             )
-        token = int(token)
+    token = int(token)
     if not 0 <= token < len(labels):
-        raise EyelineError(f"There is no word {token}: the words are 0 to {len(labels) - 1}.")
+        raise ArgumentError(f"There is no word {token}: the words are 0 to {len(labels) - 1}.")
     return token
