@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import os
 import platform
 import shutil
 import sys
+import threading
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from eyeline.errors import EyelineError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PATIENCE = 1.0  # seconds that standard input may be silent without a word about it
+_IN_A_FILE = "save the text as UTF-8 in a file, and name that with --file"
 
 app = typer.Typer(
     name="eyeline",
@@ -83,8 +92,9 @@ def look(
     """Run a text through a real model and show what its attention does."""
     if not download:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    words, source = _text(text, file)
     _writable(html, svg)
+    _different({"--file": file, "--html": html, "--svg": svg})
+    words, source = _text(text, file)
 
     from eyeline.glossary import Phrases, language
     from eyeline.looking import look as looked
@@ -95,7 +105,7 @@ def look(
         model,
         layer=layer,
         head=head,
-        token=token,
+        token=None if token is None else _utf8(token, "--token", "give the word's number"),
         top=top,
         by=by.value,
         pieces=pieces,
@@ -103,19 +113,15 @@ def look(
         download=download,
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    if html is not None:
-        found.save_html(html)
-    if svg is not None:
-        found.save_svg(svg)
+    _save(found.save_html, html)
+    _save(found.save_svg, svg)
     if json:
-        print(found.to_json())
+        _print_json(found.to_json())
         return
-
-    from rich.console import Console
 
     from eyeline.views.terminal import show
 
-    console = Console()
+    console = _console()
     show(found, console, source=source, program=_program())
     say = Phrases(spoken)
     for path in (html, svg):
@@ -154,16 +160,34 @@ def _device(torch: ModuleType) -> str:
 
 def main() -> None:
     """Run the command line. Errors are one sentence on standard error, and exit code 2."""
+    if sys.stdout is None:  # closed by the shell: files may still be asked for
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open as long as the process is)
     _forgiving(sys.stdout)
     _forgiving(sys.stderr)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # what cannot be written is known here, not at the exit
     except EyelineError as error:
-        print(f"eyeline: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
     except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(0)
+    except OSError as error:
+        if error.errno is None or error.filename is not None:  # no write to an open stream
+            raise
+        _drop_output()
+        _fail(f"The output cannot be written: {error.strerror}.")
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"eyeline: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _text(text: str | None, file: Path | None) -> tuple[str, str]:
@@ -180,14 +204,55 @@ def _text(text: str | None, file: Path | None) -> tuple[str, str]:
             raise EyelineError(f"{file} cannot be read: {error.strerror}.") from error
         except UnicodeDecodeError as error:
             raise EyelineError(f"{file} is no UTF-8 text: save it as UTF-8.") from error
-    if text is None and not sys.stdin.isatty():
-        piped = sys.stdin.read()
+    if text == "-":
+        return _piped(), "-"
+    if text is None and sys.stdin is not None and not sys.stdin.isatty():
+        piped = _piped()
         if piped.strip():
             return piped, "-"
-    if text == "-":
-        return sys.stdin.read(), "-"
-    text = DEFAULT_TEXT if text is None else text
+    text = DEFAULT_TEXT if text is None else _utf8(text, "The text")
     return text, named(text)
+
+
+def _piped() -> str:
+    """All of standard input; one that stays silent is said to be waited for."""
+    if sys.stdin is None:
+        return ""
+    waiting = threading.Timer(_PATIENCE, _waiting)
+    waiting.daemon = True
+    if not sys.stdin.isatty():
+        waiting.start()
+    try:
+        found = sys.stdin.buffer.read(1)
+        waiting.cancel()
+        found += sys.stdin.buffer.read()
+        text = found.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EyelineError(f"Standard input is not UTF-8: {_IN_A_FILE}.") from error
+    except OSError as error:
+        raise EyelineError(f"Standard input cannot be read: {error.strerror or error}.") from error
+    finally:
+        waiting.cancel()
+    return io.StringIO(text, newline=None).read()  # line ends as in a file
+
+
+def _waiting() -> None:
+    print(
+        "eyeline: waiting for a text on standard input;"
+        ' to name one: eyeline look "a text", or eyeline look --file a.txt',
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _utf8(argument: str, name: str, remedy: str = _IN_A_FILE) -> str:
+    """An argument as its bytes have it, whatever the locale took them for."""
+    if not any("\udc80" <= char <= "\udcff" for char in argument):
+        return argument
+    try:
+        return os.fsencode(argument).decode("utf-8")
+    except UnicodeError as error:
+        raise EyelineError(f"{name} is not UTF-8: {remedy}.") from error
 
 
 def _program() -> str:
@@ -213,8 +278,49 @@ def _typed(path: str, name: str) -> str:
 def _writable(*paths: Path | None) -> None:
     """Refuse a path that cannot be written before the model runs, not after."""
     for path in paths:
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        if path is None:
+            continue
+        made = path if os.path.exists(path) else path.parent
+        if os.path.isdir(path) or not os.access(made, os.W_OK):
             raise EyelineError(f"{path} cannot be written: name a file in a folder that you own.")
+
+
+def _different(paths: dict[str, Path | None]) -> None:
+    """Refuse one file for two things: the second would overwrite the first."""
+    seen: dict[str, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        other = seen.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise EyelineError(f"{other} and {option} name the same file, {path}: name two.")
+
+
+def _save(save: Callable[[Path], None], path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        save(path)
+    except OSError as error:
+        raise EyelineError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _print_json(text: str) -> None:
+    """JSON is UTF-8 whatever the locale, so that no character is lost."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(encoding="utf-8")
+    print(text)
+
+
+def _console() -> Console:
+    """The screen; COLUMNS=0, a width that is not known, is 80."""
+    from rich.console import Console
+
+    console = Console()
+    if console.width < 1:
+        console.width = 80
+    return console
 
 
 def _forgiving(stream: object) -> None:

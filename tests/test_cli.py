@@ -8,6 +8,8 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +30,6 @@ class Done:
     err: str
 
 
-class Piped(io.StringIO):
-    """Standard input that is no terminal."""
-
-    def isatty(self) -> bool:
-        return False
-
-
 Run = Callable[..., Done]
 
 
@@ -45,9 +40,11 @@ def run(monkeypatch, capsys, tmp_path) -> Run:
     for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
         monkeypatch.setenv(name, "C.UTF-8")
 
-    def command(*arguments: str, stdin: str = "") -> Done:
+    def command(*arguments: str, stdin: str | bytes | io.TextIOWrapper | None = "") -> Done:
         monkeypatch.setattr(sys, "argv", ["eyeline", *arguments])
-        monkeypatch.setattr(sys, "stdin", Piped(stdin))
+        stdin = stdin.encode() if isinstance(stdin, str) else stdin
+        piped = io.TextIOWrapper(io.BytesIO(stdin)) if isinstance(stdin, bytes) else stdin
+        monkeypatch.setattr(sys, "stdin", piped)
         code = 0
         try:
             cli.main()
@@ -59,13 +56,16 @@ def run(monkeypatch, capsys, tmp_path) -> Run:
     return command
 
 
-def process(*arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+def process(
+    *arguments: str, to: int = subprocess.PIPE, **variables: str
+) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-m", "eyeline", *arguments],
         env={**os.environ, **variables},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=to,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -181,6 +181,111 @@ def test_errors_are_one_message_without_a_traceback(run, arguments, said):
 def test_a_file_that_is_no_text(run, tmp_path):
     (tmp_path / "a.bin").write_bytes(b"\xff\xfe\x00\xd8")
     assert "UTF-8" in run("look", "--file", "a.bin").err
+
+
+def test_bytes_that_are_no_utf8_are_said(run):
+    for arguments, stdin in ((["-"], b"caf\xe9"), ([], b"caf\xe9"), (["caf\udce9"], b"")):
+        done = run("look", *arguments, stdin=stdin)
+        assert done.code == 2
+        assert "is not UTF-8" in done.err
+        assert "--file" in done.err
+        assert done.err.count("\n") == 1
+    done = run("look", TEXT, "--token", "caf\udce9")
+    assert done.err == "eyeline: --token is not UTF-8: give the word's number.\n"
+
+
+def test_utf8_is_read_in_any_locale(run):
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = process("look", "你好", "--token", "好", "--json", **ascii_only)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["text"], told["words"][told["fan"]["word"]]) == ("你好", "好")
+    assert process("look", "你好", **ascii_only).returncode == 0
+    assert json.loads(run("look", "--json", stdin="你好\r\n".encode()).out)["text"] == "你好\n"
+
+
+def test_special_tokens_that_the_text_spells_out_are_text(run):
+    told = json.loads(run("look", "a [MASK] b", "--json").out)
+    assert told["words"] == ["[CLS]", "a", "[", "MASK", "]", "b", "[SEP]"]
+    assert told["special"] == [True, *[False] * 5, True]
+
+
+def test_a_silent_pipe_is_said_to_be_waited_for(run, monkeypatch):
+    monkeypatch.setattr(cli, "_PATIENCE", 0.05)
+    for arguments in ((), ("-",)):
+        reading, writing = os.pipe()
+
+        def late(writing: int = writing) -> None:
+            time.sleep(0.5)
+            os.write(writing, TEXT.encode())
+            os.close(writing)
+
+        writer = threading.Thread(target=late)
+        writer.start()
+        with open(reading) as stdin:
+            done = run("look", *arguments, "--json", stdin=stdin)
+        writer.join()
+        assert json.loads(done.out)["text"] == TEXT
+        assert done.err.count("waiting for a text on standard input") == 1
+        assert "eyeline look --file" in done.err
+    assert run("look", "--json", stdin=TEXT).err == ""
+
+
+def test_standard_streams_may_be_closed(run):
+    assert json.loads(run("look", "--json", stdin=None).out)["text"] == DEFAULT_TEXT
+    assert "The text is empty" in run("look", "-", stdin=None).err
+    command = f"{shlex.quote(sys.executable)} -m eyeline look keys >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_width_is_80_columns(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    usual = run("look", TEXT).out.splitlines()[1:]  # the first line has the time
+    monkeypatch.setenv("COLUMNS", "0")
+    assert run("look", TEXT).out.splitlines()[1:] == usual
+    assert len(usual) > 20
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("--html", "--svg"), ("--file", "--html"), ("--file", "--svg")]
+)
+def test_one_file_for_two_things_is_refused(run, tmp_path, first, second):
+    (tmp_path / "a").write_text(TEXT)
+    (tmp_path / "link").symlink_to("a")
+    for same in ("a", "./a", "link"):
+        done = run("look", first, "a", second, same)
+        assert done.code == 2
+        assert (
+            done.err
+            == f"eyeline: {first} and {second} name the same file, {Path(same)}: name two.\n"
+        )
+    assert (tmp_path / "a").read_text() == TEXT
+
+
+full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="has no /dev/full")
+
+
+@full
+@pytest.mark.parametrize("option", ["--html", "--svg"])
+def test_a_file_that_cannot_be_written_is_one_sentence(run, option):
+    done = run("look", TEXT, option, "/dev/full")
+    assert done.code == 2
+    assert done.err == "eyeline: /dev/full cannot be written: No space left on device.\n"
+    done = run("look", TEXT, option, "a" * 300)
+    assert done.code == 2
+    assert "cannot be written: File name too long." in done.err
+
+
+@full
+@pytest.mark.parametrize(
+    "arguments", [["look", TEXT], ["look", TEXT, "--json"], ["look", "--help"]]
+)
+def test_an_output_that_cannot_be_written_is_one_sentence(arguments):
+    with open("/dev/full", "wb") as stream:
+        done = process(*arguments, to=stream.fileno())
+    assert done.returncode == 2
+    assert done.stderr == b"eyeline: The output cannot be written: No space left on device.\n"
 
 
 def test_pieces_by_and_top(run):
