@@ -1,4 +1,4 @@
-"""The command line: `eyeline look` and `eyeline info`."""
+"""The command line: `eyeline look`, `eyeline explain` and `eyeline info`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -128,6 +129,97 @@ def look(
         if path is not None:
             console.print()
             console.print(_carried(say("written", path=path)), markup=False, highlight=False)
+
+
+@app.command()
+def explain(
+    text: Annotated[
+        str, typer.Argument(help="A few words; Chinese is taken by character.")
+    ] = "I love NLP",
+    step: Annotated[int | None, typer.Option(help="Only this step, from 0.")] = None,
+    token: Annotated[
+        str, typer.Option(help="The word whose row is followed, or its number.")
+    ] = "0",
+    d: Annotated[int | None, typer.Option("--d", help="Numbers in a vector. [default: 4]")] = None,
+    seed: Annotated[int | None, typer.Option(help="What the numbers are drawn by.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads that share a vector.")] = None,
+    scale: Annotated[
+        float | None, typer.Option(help="Multiply scores by this. [default: 1 / sqrt(d)]")
+    ] = None,
+    no_scale: Annotated[bool, typer.Option("--no-scale", help="Leave the scores as are.")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="Put the causal mask on.")] = False,
+    no_mask: Annotated[
+        bool, typer.Option("--no-mask", help="Take a model's causal mask away.")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Take the numbers from a real model: minilm, smollm2, ...")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="The model's layer, from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="The head that is shown, from 0.")] = None,
+    lang: Annotated[
+        Lang | None, typer.Option(help="The language of the lesson. [default: the locale's]")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one page for a class.")] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch a Hub model that is not here yet.")
+    ] = False,
+) -> None:
+    """Explain attention step by step, on a text, with every number."""
+    if not download:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    _writable(html)
+    _one_of({"--scale": scale is not None, "--no-scale": no_scale})
+    _one_of({"--causal": causal, "--no-mask": no_mask})
+    if model is None:
+        _only_with("--model", {"--layer": layer is not None, "--download": download})
+    for option, value in {"--d": d, "--seed": seed, "--heads": heads}.items():
+        _one_of({"--model": model is not None, option: value is not None})
+
+    from eyeline.glossary import Phrases, language
+    from eyeline.lesson import Settings, lesson
+
+    settings = Settings(
+        text=_utf8(text, "The text", "type it as UTF-8"),
+        d=4 if d is None else d,
+        seed=seed or 0,
+        heads=1 if heads is None else heads,
+        head=head or 0,
+        scale=1.0 if no_scale else scale,
+        causal=True if causal else False if no_mask else None,
+        model=model,
+        layer=layer or 0,
+    )
+    tell = partial(
+        lesson,
+        settings,
+        token=_utf8(token, "--token", "give the word's number"),
+        download=download,
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    spoken = language(lang.value if lang else None)
+    found = tell(lang=spoken)
+    if step is not None and not 0 <= step < len(found.screens):
+        raise EyelineError(f"There is no step {step}: they are 0 to {len(found.screens) - 1}.")
+    _save(found.save_html, html)
+    if json:
+        _print_json(found.to_json())
+        return
+
+    from eyeline.views.lesson_terminal import show
+
+    say = Phrases(spoken)
+    if say("score") != _carried(say("score")):  # the terminal has no Chinese
+        say, found = Phrases("en"), tell(lang="en")
+    console = _console()
+    screens = found.screens if step is None else found.screens[step : step + 1]
+    paged = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    for place, screen in enumerate(screens):
+        if paged and place and not _goes_on(_carried(say("lesson next"))):
+            break
+        show(screen, console)
+    if html is not None:
+        print(_carried(say("written", path=html)))
 
 
 @app.command()
@@ -321,6 +413,27 @@ def _console() -> Console:
     if console.width < 1:
         console.width = 80
     return console
+
+
+def _goes_on(question: str) -> bool:
+    """Whether the reader presses Enter, not q or the end of the input."""
+    try:
+        return input(f"{question} ").strip().lower() != "q"
+    except (EOFError, KeyboardInterrupt):
+        return False
+
+
+def _one_of(options: dict[str, bool]) -> None:
+    """Refuse options that say different things."""
+    if all(options.values()):
+        raise EyelineError(f"{' and '.join(options)} were given: give one of them.")
+
+
+def _only_with(needed: str, options: dict[str, bool]) -> None:
+    """Refuse options that mean nothing without another one."""
+    for option, is_given in options.items():
+        if is_given:
+            raise EyelineError(f"{option} was given without {needed}: give both.")
 
 
 def _forgiving(stream: object) -> None:

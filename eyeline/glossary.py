@@ -133,6 +133,10 @@ TABLE: dict[str, tuple[str, str]] = {
     "next page": ("a page to keep or send", "存成一个网页"),
     "next figure": ("a figure for a paper", "存成论文插图"),
     "written": ("Wrote {path}", "已写入 {path}"),
+    # the lesson
+    "lesson title": ("Attention, step by step: {text}", "注意力，一步一步看：{text}"),
+    "lesson code": ("All the code", "全部代码"),
+    "lesson next": ("Enter: the next step · q: stop", "回车：下一步 · q：退出"),
     # the page
     "title": ("Where {model} looks", "{model} 在看哪里"),
     "text": ("The text", "文字"),

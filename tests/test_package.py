@@ -39,6 +39,7 @@ ORDER = [
     "models",
     "glossary",
     "looking",
+    "lesson",
     "views",
     "cli",
     "__main__",
