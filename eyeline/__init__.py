@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from eyeline import functional as functional
 from eyeline.api import attention, scaled_dot_product_attention, weights
 from eyeline.errors import DenseError
 from eyeline.lazy import Weights

@@ -66,11 +66,11 @@ def attention(
     problem, values = make("attention", q, k, v, mask, bias, scale, softcap, sinks)
     assert values is not None
     problem, chosen = _settled(problem), choose(problem, backend)
-    drop = _dropout(dropout, q.device)
+    drop = _dropout(dropout)
     state: State | None = None
-    with torch.autocast(q.device.type, enabled=False):
-        if ops.wanted_here() and isinstance(chosen.name, str):
-            out, lse = ops.attend(chosen.name, problem, values, drop)
+    with gradients.without_autocast(q.device):
+        if ops.wanted_here():
+            out, lse = ops.attend(ops.key_of(chosen), problem, values, drop)
         else:
             out, lse, state = gradients.attend(chosen, problem, values, drop)
     weights = wrap(Body(problem, chosen, _axes(q), View(), lse=lse.detach(), state=state))
@@ -124,7 +124,9 @@ def _settled(problem: Problem) -> Problem:
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast, as F.scaled_dot_product_attention: float32 goes to autocast's dtype."""
     first = tensors[0]
-    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+    if not isinstance(first, Tensor) or not torch.amp.is_autocast_available(first.device.type):
+        return tensors
+    if not torch.is_autocast_enabled(first.device.type):
         return tensors
     dtype = torch.get_autocast_dtype(first.device.type)
     return tuple(
@@ -135,7 +137,7 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def _dropout(p: float, device: torch.device) -> Dropout | None:
+def _dropout(p: float) -> Dropout | None:
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0.0 <= p <= 1.0:
         raise ArgumentError(
             f"attention() needs dropout to be a probability in 0..1, and got {p!r}."

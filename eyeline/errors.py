@@ -43,7 +43,7 @@ class DenseError(EyelineError, MemoryError):
 
 
 class StaleError(EyelineError, RuntimeError):
-    """A query or key was changed in place after the weights were made from it."""
+    """Something was changed in place after the weights were made from it."""
 
 
 class ModelError(EyelineError, RuntimeError):

@@ -7,6 +7,8 @@ their tensors.
 from __future__ import annotations
 
 import importlib
+import inspect
+import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
@@ -22,6 +24,7 @@ from eyeline.backends.reductions import (
     Reduction,
     RowEntropy,
     RowTiles,
+    SeenBy,
     Tile,
     TopKeys,
     WeightedColumns,
@@ -29,6 +32,7 @@ from eyeline.backends.reductions import (
 )
 from eyeline.errors import ArgumentError
 from eyeline.lazy import Weights
+from eyeline.spans import cell_edges, indicator, rectangle
 
 __all__ = [
     "Reading",
@@ -110,6 +114,11 @@ def reading(ask: Callable[..., Asked]) -> Question:
     >>> sharpest(eyeline.weights(torch.eye(2), torch.eye(2))).values
     tensor([0.6698, 0.6698])
     """
+    if not inspect.isgeneratorfunction(ask):
+        raise ArgumentError(
+            f"@reading takes a generator function: one that yields reductions and returns a "
+            f"Reading. {ask!r} yields nothing."
+        )
     return Question(ask)
 
 
@@ -254,25 +263,13 @@ def received(weights: Weights, mean: bool = False) -> Asked:
     (tensor([2.5000, 1.5000]), tensor([0.6250, 0.5000]))
     """
     ones = torch.ones(weights.shape[-2], 1, device=weights.device, dtype=weights.problem.statistics)
-    values = (yield WeightedColumns(ones)).squeeze(-1)
     if mean:
-        values = values / _seen_by(weights).clamp(min=1)
-    return Reading(
-        values, (*weights.axes[:-2], "key"), "mean weight" if mean else "weight", "received"
-    )
-
-
-def _seen_by(weights: Weights) -> Tensor:
-    """How many queries may see each key, ``[*lead, Tk]``, or one number where all may."""
-    body, visible = weights._body, weights.problem.visible
-    if visible is None:
-        return torch.tensor(weights.shape[-2], device=weights.device)
-    counts = visible.visible_queries()
-    if body.view.mean_heads:
-        counts = counts.amax(1, keepdim=True)
-    heads = 1 if body.view.mean_heads else body.problem.Hq
-    counts = counts.expand(body.problem.N, heads, counts.shape[-1]).reshape(*weights.shape[:-2], -1)
-    return counts if body.view.cols is None else counts[..., body.view.cols]
+        sums, seen = yield [WeightedColumns(ones), SeenBy()]
+        sums = sums / seen.clamp(min=1)
+    else:
+        sums = yield WeightedColumns(ones)
+    unit = "mean weight" if mean else "weight"
+    return Reading(sums.squeeze(-1), (*weights.axes[:-2], "key"), unit, "received")
 
 
 @reading
@@ -349,7 +346,7 @@ def mass(weights: Weights, spans: Mapping[str, Any]) -> Asked:
     tensor([[0.2000, 0.8000]])
     """
     Tk, dtype = weights.shape[-1], weights.problem.statistics
-    columns = [_indicator(name, span, Tk, weights.device) for name, span in spans.items()]
+    columns = [indicator(name, span, Tk, weights.device) for name, span in spans.items()]
     x = (
         torch.stack(columns, -1).to(dtype)
         if columns
@@ -373,35 +370,10 @@ def _sink_share(weights: Weights, count: int) -> Tensor:
     if body.view.mean_heads:
         raise ArgumentError("The sink's share is of one head: ask before averaging heads.")
     sinks = body.problem.sinks.to(body.problem.statistics).expand(body.problem.N, body.problem.Hq)
-    return (sinks.reshape(*weights.shape[:-2], 1) - weights.lse).exp().unsqueeze(-1).expand(shape)
-
-
-def _indicator(name: str, span: Any, Tk: int, device: torch.device) -> Tensor:
-    """1 at the keys of a span."""
-    keys = torch.zeros(Tk, device=device)
-    if span is None:
-        return keys
-    if isinstance(span, Tensor) and span.dtype == torch.bool:
-        if span.shape != (Tk,):
-            raise ArgumentError(
-                f"mass: span {name!r} is a bool tensor {list(span.shape)}, and there are {Tk} keys."
-            )
-        return span.to(keys.dtype).to(device)
-    if isinstance(span, tuple) and len(span) == 2:
-        start, stop = span
-        if not 0 <= start <= stop <= Tk:
-            raise ArgumentError(
-                f"mass: span {name!r} is ({start}, {stop}), and the keys are 0..{Tk}."
-            )
-        keys[start:stop] = 1.0
-        return keys
-    index = torch.as_tensor(span, dtype=torch.int64, device=device)
-    if index.numel() and not (-Tk <= int(index.min()) and int(index.max()) < Tk):
-        raise ArgumentError(
-            f"mass: span {name!r} names key {int(index.max())}, and there are {Tk} keys."
-        )
-    keys[index] = 1.0
-    return keys
+    lse = weights.lse
+    share = (sinks.reshape(*weights.shape[:-2], 1) - lse).exp()
+    share = torch.where(lse == -torch.inf, 0.0, share)  # nothing seen, and no sink to speak of
+    return share.unsqueeze(-1).expand(shape)
 
 
 @reading
@@ -429,36 +401,17 @@ def pooled(
     if reduce not in ("mean", "max"):
         raise ArgumentError(f'pooled(reduce=...) is "mean" or "max", and got {reduce!r}.')
     Tq, Tk = weights.shape[-2:]
-    (r0, r1), (c0, c1) = region or ((0, Tq), (0, Tk))
+    (r0, r1), (c0, c1) = rectangle(region, Tq, Tk)
     if not (0 <= r0 <= r1 <= Tq and 0 <= c0 <= c1 <= Tk):
         raise ArgumentError(
             f"pooled: region {region} does not lie in weights {list(weights.shape)}."
         )
-    row_edges = _edges(rows, r0, r1, "rows").to(weights.device)
-    col_edges = _edges(cols, c0, c1, "cols").to(weights.device)
+    row_edges = cell_edges(rows, r0, r1, "rows").to(weights.device)
+    col_edges = cell_edges(cols, c0, c1, "cols").to(weights.device)
     made = yield Pool(row_edges, col_edges, reduce)
     values = made if reduce == "mean" else made[0]
     axes = (*weights.axes[:-2], "query cell", "key cell")
     return Reading(values, axes, f"{reduce} weight", "pooled")
-
-
-def _edges(cells: int | Sequence[int], first: int, last: int, name: str) -> Tensor:
-    """Where cells begin and end: count + 1 increasing numbers."""
-    if isinstance(cells, int):
-        if cells < 1:
-            raise ArgumentError(
-                f"pooled: {name} is a number of cells from 1 or a list of edges, and got {cells}."
-            )
-        count = max(min(cells, last - first), 1)
-        return torch.tensor([first + (last - first) * i // count for i in range(count + 1)])
-    edges = torch.as_tensor(cells, dtype=torch.int64)
-    inside = len(edges) >= 2 and int(edges[0]) >= first and int(edges[-1]) <= last
-    if not inside or bool((edges.diff() < 0).any()):
-        raise ArgumentError(
-            f"pooled: edges along {name} must rise from {first} to {last} at most, "
-            f"and got {list(cells)}."
-        )
-    return edges
 
 
 @reading
@@ -473,5 +426,7 @@ def diagonal(weights: Weights, offset: int = 0) -> Asked:
     >>> diagonal(eyeline.weights(torch.zeros(3, 1), torch.zeros(3, 1), eyeline.causal()), -1).values
     tensor([0.0000, 0.5000, 0.3333])
     """
-    values = yield Diagonal(int(offset))
+    if isinstance(offset, bool) or not hasattr(offset, "__index__") or abs(offset) > 2**62:
+        raise ArgumentError(f"diagonal(weights, offset) needs a whole number, and got {offset!r}.")
+    values = yield Diagonal(operator.index(offset))
     return Reading(values, _rows(weights), "weight", "diagonal")

@@ -30,6 +30,7 @@ ORDER = [
     "lazy",
     "api",
     "functional",
+    "spans",
     "readings",
     "tokens",
     "seen",

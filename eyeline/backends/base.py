@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -96,7 +95,5 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def tile(
-        self, problem: Problem, state: State, cols: Tensor, what: Literal["weights", "scores"]
-    ) -> Tensor:
+    def tile(self, problem: Problem, state: State, cols: Tensor) -> Tensor:
         """Some columns of every row ``[N, Hq, Tq, len(cols)]``, normalised by the state."""

@@ -7,9 +7,10 @@ First derivatives go through the backend's ``backward``. Where a derivative is d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,12 +38,16 @@ class Call:
     state: State | None = None
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> Problem:
-        """The problem over these tensors, in the order of NAMES."""
-        return self.problem.with_tensors(dict(zip(NAMES, tensors, strict=True)))
+        """The problem with its tensors again."""
+        problem = self.problem.with_tensors(dict(zip(NAMES, tensors, strict=True)))
+        problem.check_mask_fresh()
+        return problem
 
 
-def _without_autocast(device: torch.device) -> torch.autocast:
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Autocast has had its say at the door; inside, every dtype is chosen."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
@@ -52,7 +57,7 @@ def _plain(backward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> Any:
         device = next((g.device for g in grads if g is not None), torch.device("cpu"))
-        with _without_autocast(device):
+        with without_autocast(device):
             return backward(ctx, *grads)
 
     return run
@@ -73,6 +78,17 @@ def _cast(found: Gradients, inputs: Sequence[Tensor | None]) -> tuple[Tensor | N
         None if g is None or t is None else g.to(t.dtype)
         for g, t in zip(grads, inputs, strict=True)
     )
+
+
+def _apart(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """What was saved, as views where a derivative is differentiated again.
+
+    Saved tensors may be one and the same, or ancestors of one another: a derivative at one of them
+    would run on through the others. At the views it stops.
+    """
+    if not torch.is_grad_enabled():
+        return list(tensors)
+    return [None if t is None else t.view_as(t) for t in tensors]
 
 
 def _differentiate_again(
@@ -143,7 +159,7 @@ class _Reduce(torch.autograd.Function):
     @_plain
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         saved = ctx.saved_tensors
-        inputs, flat = saved[: ctx.inputs], saved[ctx.inputs :]
+        inputs, flat = _apart(saved[: ctx.inputs]), saved[ctx.inputs :]
         problem, reductions = (
             ctx.call.with_tensors(inputs[:5]),
             _with_own(ctx.call.reductions, inputs[5:]),
@@ -188,14 +204,11 @@ class _Lse(torch.autograd.Function):
     @staticmethod
     @_plain
     def backward(ctx: Any, grad: Tensor) -> Any:
-        inputs = ctx.saved_tensors
+        inputs = _apart(ctx.saved_tensors)
         problem = ctx.call.with_tensors(inputs)
         if torch.is_grad_enabled():
-            return (
-                None,
-                None,
-                *_differentiate_again(LogSumExp().of(dense(problem)), [grad], inputs),
-            )
+            made = LogSumExp().of(dense(problem))
+            return (None, None, *_differentiate_again(made, [grad], inputs))
         wanted = _wanted(ctx.needs_input_grad[2:])
         found = ctx.call.backend.backward(problem, None, (), WHOLE, grad, wanted)
         return (None, None, *_cast(found, inputs))
@@ -203,44 +216,40 @@ class _Lse(torch.autograd.Function):
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(
-        call: Call, cols: Tensor, what: Literal["weights", "scores"], *inputs: Tensor | None
-    ) -> Tensor:
+    def forward(call: Call, cols: Tensor, *inputs: Tensor | None) -> Tensor:
         assert call.state is not None
-        return call.backend.tile(call.with_tensors(inputs), call.state, cols, what)
+        return call.backend.tile(call.with_tensors(inputs), call.state, cols)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        call, cols, what, *tensors = inputs
-        ctx.call, ctx.what = _bare(call), what
+        call, cols, *tensors = inputs
+        ctx.call = _bare(call)
         ctx.save_for_backward(cols, *tensors)
 
     @staticmethod
     @_plain
     def backward(ctx: Any, grad: Tensor) -> Any:
         cols, *inputs = ctx.saved_tensors
-        problem, entries = ctx.call.with_tensors(inputs), Entries(cols, ctx.what)
+        inputs = _apart(inputs)
+        problem, entries = ctx.call.with_tensors(inputs), Entries(cols)
         if torch.is_grad_enabled():
-            return (
-                None,
-                None,
-                None,
-                *_differentiate_again(entries.of(dense(problem)), [grad], inputs),
-            )
-        wanted = _wanted(ctx.needs_input_grad[3:])
+            made = entries.of(dense(problem))
+            return (None, None, *_differentiate_again(made, [grad], inputs))
+        wanted = _wanted(ctx.needs_input_grad[2:])
         found = ctx.call.backend.backward(
             problem, None, (Term(entries, (), grad),), WHOLE, None, wanted
         )
-        return (None, None, None, *_cast(found, inputs))
+        return (None, None, *_cast(found, inputs))
 
 
 def again(
     problem: Problem, v: Tensor, dropout: Dropout | None, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients at v, q, k, bias, relative and sinks that can be differentiated once more."""
-    strip = dense(problem)
+    v, *inputs = _apart([v, *_inputs(problem)])
+    strip = dense(problem.with_tensors(dict(zip(NAMES, inputs, strict=True))))
     out = heads_matmul(dropped(strip, dropout, strip.weights), v.to(strip.weights.dtype))
-    return _differentiate_again([out], [grad], [v, *_inputs(problem)])
+    return _differentiate_again([out], [grad], [v, *inputs])
 
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -273,10 +282,10 @@ def attend(
 ) -> tuple[Tensor, Tensor, State | None]:
     """``out``, and the lse and state (without a gradient of their own)."""
     if not torch.is_grad_enabled() or not (problem.requires_grad or v.requires_grad):
-        with torch.no_grad(), _without_autocast(v.device):
+        with torch.no_grad(), without_autocast(v.device):
             return backend.forward(problem, v, dropout)
     call = Call(backend, problem, dropout=dropout)
-    with _without_autocast(v.device):
+    with without_autocast(v.device):
         out, lse, m, total = _apply(_Attend, call, v, *_inputs(problem))
     return out, lse, None if m is None else State(m, total)
 
@@ -289,10 +298,10 @@ def reduce(
     if not torch.is_grad_enabled() or not (
         problem.requires_grad or any(t.requires_grad for t in own)
     ):
-        with torch.no_grad(), _without_autocast(problem.q.device):
+        with torch.no_grad(), without_autocast(problem.q.device):
             return backend.reduce(problem, reductions, view)
     call = Call(backend, problem, view, tuple(reductions))
-    with _without_autocast(problem.q.device):
+    with without_autocast(problem.q.device):
         flat = _apply(_Reduce, call, *_inputs(problem), *own)
     return [
         tuple(flat[s : s + r.parts]) for s, r in zip(_starts(reductions), reductions, strict=True)
@@ -307,18 +316,12 @@ def lse(backend: Backend, problem: Problem, value: Tensor) -> Tensor:
     return made
 
 
-def columns(
-    backend: Backend,
-    problem: Problem,
-    state: State,
-    cols: Tensor,
-    what: Literal["weights", "scores"] = "weights",
-) -> Tensor:
+def columns(backend: Backend, problem: Problem, state: State, cols: Tensor) -> Tensor:
     """Some columns of every row from the state: ``[N, Hq, Tq, len(cols)]``."""
     if not torch.is_grad_enabled() or not problem.requires_grad:
-        with torch.no_grad(), _without_autocast(problem.q.device):
-            return backend.tile(problem, state, cols, what)
+        with torch.no_grad(), without_autocast(problem.q.device):
+            return backend.tile(problem, state, cols)
     call = Call(backend, problem, state=state)
-    with _without_autocast(problem.q.device):
-        made: Tensor = _apply(_Columns, call, cols, what, *_inputs(problem))
+    with without_autocast(problem.q.device):
+        made: Tensor = _apply(_Columns, call, cols, *_inputs(problem))
     return made

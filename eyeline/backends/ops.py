@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.backends import by_name, gradients
-from eyeline.backends.base import Dropout, Values
+from eyeline.backends import BACKENDS, by_name, gradients
+from eyeline.backends.base import Backend, Dropout, Values
 from eyeline.backends.strips import like_query
+from eyeline.errors import BackendError
 from eyeline.masks import Mask
 from eyeline.problem import Problem
 
@@ -56,6 +57,28 @@ def wanted_here() -> bool:
     # torch.func's transforms do not enter an operator's registered gradient, but they do enter
     # that of the direct path.
     return _forced.get() and not torch._C._are_functorch_transforms_active()
+
+
+# Backends that were handed over as objects, by the text under which operators know them.
+_handed: dict[str, Backend] = {}
+
+
+def key_of(backend: Backend) -> str:
+    """The text under which an operator finds this backend again."""
+    if any(known is backend for known in BACKENDS):
+        return backend.name
+    if torch.compiler.is_compiling():
+        raise BackendError(
+            "Under torch.compile name a backend by its string, as backend='tiled': a backend "
+            "object cannot be part of a graph."
+        )
+    key = f"{backend.name} {id(backend)}"
+    _handed[key] = backend
+    return key
+
+
+def _backend_of(key: str) -> Backend:
+    return _handed[key] if key in _handed else by_name(key)
 
 
 def attend(
@@ -119,7 +142,7 @@ def _problem_of(args: tuple[Any, ...]) -> tuple[Problem, Dropout | None, str]:
 
 def _attend(v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     problem, dropout, backend = _problem_of(args)
-    out, lse, _ = by_name(backend).forward(problem, v, dropout)
+    out, lse, _ = _backend_of(backend).forward(problem, v, dropout)
     return out, lse
 
 
@@ -135,7 +158,7 @@ def _attend_backward(
     names = ("v", *gradients.NAMES)
     asked = frozenset(name for name, needed in zip(names, wanted, strict=True) if needed)
     values = Values(v, dropout, out, lse, grad)
-    found = by_name(backend).backward(problem, values, (), gradients.WHOLE, None, asked)
+    found = _backend_of(backend).backward(problem, values, (), gradients.WHOLE, None, asked)
     every = {"v": found.v, **found.problem}
     inputs = {"v": v, **problem.tensors}
     made = []

@@ -94,7 +94,7 @@ def _join(
         else:
             into[:, :, strip.cols] += t
         return kept
-    if reduction.whole:  # a user's sum: of any shape
+    if reduction.join == "total":
         return new if kept is None else (kept[0] + new[0],)
     if kept is None:
         fill = 0 if reduction.join == "sum" else -1
@@ -229,7 +229,7 @@ def _at_strip(term: Term, shown: Strip) -> tuple[Result, Tensor]:
     """The part of a term's result and gradient that belongs to a strip."""
     if term.reduction.join == "rows":
         at: tuple[slice, ...] = (shown.n, shown.h, shown.rows)
-    elif term.reduction.whole:
+    elif term.reduction.join == "total":
         return term.result, term.grad
     else:
         at = (shown.n, shown.h)
@@ -332,8 +332,8 @@ class _Sums:
 
     def _add_relative(self, strip: Strip, dS: Tensor) -> None:
         """Sums along the diagonals of dS: one number per distance between key and query."""
-        kept = self.kept["relative"]
-        into = kept if kept.shape[0] == 1 else kept[strip.h]
-        summed = dS.sum((0, 1), keepdim=True)[0] if kept.shape[0] == 1 else dS.sum(0)
+        into = strip.pick(self.kept["relative"])
+        lead = [dS.shape[d] if into.shape[d] > 1 else 1 for d in (0, 1)]
+        summed = dS.sum_to_size([*lead, *dS.shape[2:]]).flatten(2)
         index = strip.keys[None, :] - strip.positions[:, None] + self.problem.relative_origin
-        into.index_add_(1, index.flatten(), summed.flatten(1))
+        into.index_add_(2, index.flatten(), summed)

@@ -33,10 +33,11 @@ class Pool(Reduction):
 
     def of(self, strip: Strip) -> tuple[Tensor, ...]:
         rows, row_cell = self._rows(strip)
-        w, key_cell = self._keys(strip, strip.weights[:, :, rows])
+        w, keys, key_cell = self._keys(strip, strip.weights[:, :, rows])
         if self.reduce == "mean":
             return (self._mean(w, row_cell, key_cell),)
-        return self._max(strip, w, row_cell, key_cell)
+        first_row = strip.rows.start + (rows.start or 0)
+        return self._max(w.detach(), first_row, keys, row_cell, key_cell, strip.width)
 
     def _rows(self, strip: Strip) -> tuple[slice, Tensor]:
         """The strip's rows that lie in the grid, and the grid row of each."""
@@ -47,13 +48,13 @@ class Pool(Reduction):
         cell = torch.bucketize(i, self.row_edges, right=True) - 1
         return slice(start - strip.rows.start, stop - strip.rows.start), cell
 
-    def _keys(self, strip: Strip, w: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns of ``w`` that lie in the grid, and the grid column of each."""
+    def _keys(self, strip: Strip, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The columns of ``w`` that lie in the grid, their keys, and the grid column of each."""
         keys = strip.keys
         inside = (keys >= self.col_edges[0]) & (keys < self.col_edges[-1])
         if not bool(inside.all()):
             w, keys = w[..., inside], keys[inside]
-        return w, torch.bucketize(keys, self.col_edges, right=True) - 1
+        return w, keys, torch.bucketize(keys, self.col_edges, right=True) - 1
 
     def _mean(self, w: Tensor, row_cell: Tensor, key_cell: Tensor) -> Tensor:
         rows, cols = len(self.row_edges) - 1, len(self.col_edges) - 1
@@ -68,28 +69,33 @@ class Pool(Reduction):
         return total / area.clamp(min=1)
 
     def _max(
-        self, strip: Strip, w: Tensor, row_cell: Tensor, key_cell: Tensor
-    ) -> tuple[Tensor, ...]:
-        w = w.detach()
+        self,
+        w: Tensor,
+        first_row: int,
+        keys: Tensor,
+        row_cell: Tensor,
+        key_cell: Tensor,
+        width: int,
+    ) -> tuple[Tensor, Tensor]:
+        """The largest weight of each cell, and its place: the first of equals, -1 where none is."""
+        value = self._cells(w, row_cell, key_cell, -1.0, "amax")
+        rows = first_row + torch.arange(len(row_cell), device=w.device)
+        places = rows[:, None] * width + keys
+        nowhere = torch.iinfo(torch.int64).max
+        largest = (w == value[:, :, row_cell][..., key_cell]) | w.isnan()
+        place = torch.where(largest, places, nowhere)
+        place = self._cells(place, row_cell, key_cell, nowhere, "amin")
+        return value, place.masked_fill(place == nowhere, -1)
+
+    def _cells(
+        self, t: Tensor, row_cell: Tensor, key_cell: Tensor, start: float, how: str
+    ) -> Tensor:
+        """``t [N, H, R, C]`` reduced to the grid's cells, over the keys first."""
         rows, cols = len(self.row_edges) - 1, len(self.col_edges) - 1
-        value = w.new_full((*w.shape[:2], rows, cols), -1.0)
-        place = torch.full(value.shape, -1, device=w.device)
-        if w.numel() == 0:
-            return value, place
-        keys = strip.keys
-        keys = keys[(keys >= self.col_edges[0]) & (keys < self.col_edges[-1])]
-        first_row = max(strip.rows.start, int(self.row_edges[0]))
-        for r in row_cell.unique().tolist():
-            band = (row_cell == r).nonzero().flatten()
-            tall, which = w[:, :, band].max(2)
-            for c in key_cell.unique().tolist():
-                columns = (key_cell == c).nonzero().flatten()
-                best, column = tall[..., columns].max(-1)
-                column = columns[column]
-                row = first_row + band[which.gather(-1, column.unsqueeze(-1)).squeeze(-1)]
-                value[:, :, r, c] = best
-                place[:, :, r, c] = row * strip.width + keys[column]
-        return value, place
+        tall = t.new_full((*t.shape[:3], cols), start)
+        tall.scatter_reduce_(-1, key_cell.expand(t.shape), t, how)
+        made = t.new_full((*t.shape[:2], rows, cols), start)
+        return made.scatter_reduce_(2, row_cell[:, None].expand(tall.shape), tall, how)
 
     def better(self, kept: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         wins = (new[0] > kept[0]) | new[0].isnan()

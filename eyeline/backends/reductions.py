@@ -24,9 +24,9 @@ from eyeline.backends.strips import (
     select_matmul,
     select_matmul_t,
 )
-from eyeline.errors import ShapeError
+from eyeline.errors import ArgumentError, ShapeError
 
-Join = Literal["rows", "keys", "sum", "best"]
+Join = Literal["rows", "keys", "sum", "best", "total"]
 
 
 @dataclass(frozen=True, eq=False)  # a compiler cannot build what it would have to hash
@@ -78,7 +78,7 @@ class Reduction(ABC):
     def join(self) -> Join:
         """How strips' answers make the whole.
 
-        Along the rows, added at their keys, added, or the best of them kept.
+        Along the rows, added at their keys, added by head, the best kept, or added altogether.
         """
         return "rows"
 
@@ -166,6 +166,24 @@ class WeightedColumns(Reduction):
 
 
 @dataclass(frozen=True, eq=False)
+class SeenBy(Reduction):
+    """How many queries may see each key: ``[N, H, Tk, 1]``; for a head mean, in any head."""
+
+    @property
+    def join(self) -> Join:
+        """Added at the keys."""
+        return "keys"
+
+    def of(self, strip: Strip) -> tuple[Tensor, ...]:
+        """How many of the strip's queries see each of its keys."""
+        shape = strip.weights.shape
+        if strip.visible is None:
+            return (strip.weights.new_full((shape[0], shape[1], shape[3], 1), shape[2]),)
+        seen = strip.visible.expand(shape).sum(2, dtype=strip.weights.dtype)
+        return (seen.unsqueeze(-1),)
+
+
+@dataclass(frozen=True, eq=False)
 class RowEntropy(Reduction):
     """``-Σ_j w log w`` per row, in nats; 0 log 0 is 0."""
 
@@ -217,6 +235,18 @@ class Entries(Reduction):
         if source.shape[-1] == 0:
             return (source.new_full((*source.shape[:-1], len(self.cols)), absent),)
         return (source.index_select(-1, column).masked_fill(~held, absent),)
+
+
+@dataclass(frozen=True, eq=False)
+class Picked(Reduction):
+    """One column of each row: ``[N, H, Tq]`` for the columns' indices [Tq]."""
+
+    cols: Tensor
+
+    def of(self, strip: Strip) -> tuple[Tensor, ...]:
+        """The strip's weights there."""
+        index = self.cols[strip.rows][:, None].expand(*strip.weights.shape[:2], -1, 1)
+        return (_gather_keys(strip, strip.weights, index).squeeze(-1),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,9 +396,16 @@ class RowTiles(Reduction):
     combine: Literal["cat", "sum"] = "cat"
     lead: tuple[int, ...] | None = None  # the caller's leading shape, filled in by read()
 
+    def __post_init__(self) -> None:
+        if not callable(self.f) or self.combine not in ("cat", "sum"):
+            raise ArgumentError(
+                'RowTiles(f, combine) takes a function, and "cat" (along the rows) or "sum". Got '
+                f"{self.f!r}, {self.combine!r}."
+            )
+
     @property
     def join(self) -> Join:
-        return "rows" if self.combine == "cat" else "sum"
+        return "rows" if self.combine == "cat" else "total"
 
     @property
     def whole(self) -> bool:
@@ -379,7 +416,13 @@ class RowTiles(Reduction):
         wide = strip.full_width(strip.weights)
         rows = torch.arange(strip.rows.start, strip.rows.stop, device=wide.device)
         tile = Tile(wide.reshape(*lead, *wide.shape[-2:]), rows, strip.positions)
+        before = None if tile.weights.is_inference() else tile.weights._version
         made: Any = self.f(tile)
+        if before is not None and tile.weights._version != before:
+            raise ArgumentError(
+                "RowTiles(f) shares the tile with other readings, and f changed it in place. "
+                "Work on tile.weights.clone()."
+            )
         if not isinstance(made, Tensor):
             raise ShapeError(
                 f"RowTiles(f) needs f to return a Tensor, and got {type(made).__name__}."

@@ -6,7 +6,6 @@ Every other backend answers to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,17 +29,18 @@ def dense(problem: Problem) -> Strip:
     capped = None
     if problem.softcap is not None:
         scores = capped = problem.softcap * torch.tanh(scores / problem.softcap)
-    if problem.bias is not None:
-        scores = scores + problem.bias
+    biases = [] if problem.bias is None else [problem.bias.to(scores.dtype)]
     if problem.relative is not None:
-        scores = scores + problem.relative_tile(problem.positions(), slice(None))
+        biases.append(problem.relative_tile(problem.positions(), slice(None)))
+    for bias in biases:
+        scores = scores + bias
 
     visible = torch.ones_like(scores, dtype=torch.bool)
     if problem.visible is not None:
         may_see = problem.visible.tile(slice(0, problem.Tq), slice(0, problem.Tk))
         visible = visible if may_see is None else visible & may_see
-    if problem.bias is not None or problem.relative is not None:
-        visible = visible & (scores != -torch.inf)
+    for bias in biases:
+        visible = visible & (bias != -torch.inf)
     scores = scores.masked_fill(~visible, -torch.inf)
 
     logits = scores
@@ -97,7 +97,5 @@ class Reference(Backend):
     ) -> Gradients:
         return backward_pass(problem, [dense(problem)], values, terms, view, lse_grad, wanted)
 
-    def tile(
-        self, problem: Problem, state: State, cols: Tensor, what: Literal["weights", "scores"]
-    ) -> Tensor:
-        return Entries(cols, what).of(dense(problem))[0]
+    def tile(self, problem: Problem, state: State, cols: Tensor) -> Tensor:
+        return Entries(cols).of(dense(problem))[0]

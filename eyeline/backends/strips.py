@@ -89,13 +89,13 @@ class Strip:
 
 
 def scores(
-    part: Problem, rows: slice, cols: slice | Tensor
+    part: Problem, rows: slice, cols: slice | Tensor, keep_capped: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Scores ``softcap(q·k × scale) + bias`` [n, Hq, R, C], and two tensors beside them.
 
     The scores are -inf where hidden. Beside them: who is visible (None: all), and the capped scores
-    before the bias (None without a softcap). The order of operations is that of ONNX Attention-23
-    and of every model with a softcap.
+    before the bias (None without a softcap, or unless they are to be kept). The order of operations
+    is that of ONNX Attention-23 and of every model with a softcap.
     """
     dtype = part.statistics
     q, k = part.q[:, :, rows].to(dtype), part.k[:, :, cols].to(dtype)
@@ -103,23 +103,17 @@ def scores(
     capped = None
     if part.softcap is not None:
         s = s.div_(part.softcap).tanh_().mul_(part.softcap)
-        capped = s.clone() if part.bias is not None or part.relative is not None else s
+        capped = s.clone() if keep_capped else None
     visible = None if part.visible is None else part.visible.tile(rows, cols)
-    if part.bias is not None:
-        bias = _narrow(_narrow(part.bias, 2, rows), 3, cols)
+    biases = [] if part.bias is None else [_narrow(_narrow(part.bias, 2, rows), 3, cols)]
+    if part.relative is not None:
+        biases.append(part.relative_tile(part.positions(rows), cols))
+    for bias in biases:
         s.add_(bias)
         if part.bias_hides:
             seen = bias != SEEN_NOTHING
             visible = seen if visible is None else visible & seen
-    if part.relative is not None:
-        tile = part.relative_tile(part.positions(rows), cols)
-        s.add_(tile)
-        if part.bias_hides:
-            seen = tile != SEEN_NOTHING
-            visible = seen if visible is None else visible & seen
     if visible is not None:
-        if capped is s:
-            capped = s.clone()
         s.masked_fill_(~visible, SEEN_NOTHING)
     return s, visible, capped
 

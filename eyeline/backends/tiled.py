@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -82,9 +81,7 @@ class Tiled(Backend):
         strips = cut._strips(problem, whole=whole, keep_scores=keep, keep_capped=True)
         return backward_pass(problem, strips, values, terms, view, lse_grad, wanted)
 
-    def tile(
-        self, problem: Problem, state: State, cols: Tensor, what: Literal["weights", "scores"]
-    ) -> Tensor:
+    def tile(self, problem: Problem, state: State, cols: Tensor) -> Tensor:
         made = problem.q.new_empty(
             (problem.N, problem.Hq, problem.Tq, len(cols)), dtype=problem.statistics
         )
@@ -92,12 +89,11 @@ class Tiled(Backend):
         for i in range(0, problem.Tq, rows):
             strip = slice(i, min(i + rows, problem.Tq))
             block, visible, _ = scores(problem, strip, cols)
-            if what == "weights":
-                m, total = state.m[:, :, strip, None], state.l[:, :, strip, None]
-                block.sub_(m.masked_fill(m == -torch.inf, 0.0)).exp_()
-                block.div_(total.masked_fill(total == 0, 1.0))
-                if visible is not None:
-                    block.masked_fill_(~visible, 0.0)
+            m, total = state.m[:, :, strip, None], state.l[:, :, strip, None]
+            block.sub_(m.masked_fill(m == -torch.inf, 0.0)).exp_()
+            block.div_(total.masked_fill(total == 0, 1.0))
+            if visible is not None:
+                block.masked_fill_(~visible, 0.0)
             made[:, :, strip] = block
         return made
 
@@ -115,12 +111,10 @@ class Tiled(Backend):
             part = replace(part, k=part.k.to(part.statistics))
             heads = slice(h.start * problem.group, h.stop * problem.group)
             for rows, cols in plan.row_strips(part, height):
-                s, visible, capped = scores(part, rows, cols)
+                s, visible, capped = scores(part, rows, cols, keep_capped)
                 if self.on_tile is not None:
                     self.on_tile(rows, cols, tuple(s.shape))
                 before = s.clone() if keep_scores else None
-                if capped is s:  # no bias, no mask: the scores are the capped scores
-                    capped = (before if before is not None else s.clone()) if keep_capped else None
                 weights, m, total = softmax_(s, visible, part.sinks)
                 at = (n, heads, rows, cols)
                 yield Strip(problem, *at, weights, before, m, total, visible, problem.Tk, capped)

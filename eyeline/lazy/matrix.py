@@ -28,9 +28,9 @@ HINTS = {
 }
 
 
-def dense_limit() -> int:
+def dense_limit() -> float:
     """``eyeline.dense_limit``: the bytes up to which the whole matrix is made unasked."""
-    return int(sys.modules["eyeline"].dense_limit)
+    return float(sys.modules["eyeline"].dense_limit)
 
 
 class LazyMatrix(torch.Tensor):
@@ -47,7 +47,9 @@ class LazyMatrix(torch.Tensor):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
+        if not args and isinstance(kwargs.get("input"), LazyMatrix):
+            args = (kwargs.pop("input"),)
         name = getattr(func, "__name__", str(func))
         if name == "__get__" or name in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
@@ -87,6 +89,34 @@ class LazyMatrix(torch.Tensor):
     def __format__(self, spec: str) -> str:
         return repr(self) if not spec else format(self.to_dense(), spec)
 
+    # torch would read these off the storage.
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        """The same without a gradient."""
+        return self.detach()
+
+    @property
+    def mH(self) -> Any:  # type: ignore[override]
+        """The same as `mT`: weights are real."""
+        return self.mT
+
+    @property
+    def H(self) -> Any:  # type: ignore[override]
+        """The same as `T`: weights are real."""
+        return self.T
+
+    @property
+    def real(self) -> Any:  # type: ignore[override]
+        """The weights themselves."""
+        return self
+
+    def register_hook(self, hook: Any) -> Any:
+        """Not to be had: no gradient passes here. Hook q, k or what was computed from weights."""
+        raise ArgumentError(
+            "Weights are not part of a graph, so a hook on them would never run. Register it on q, "
+            "on k, or on what you compute from the weights."
+        )
+
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
@@ -98,6 +128,8 @@ class LazyMatrix(torch.Tensor):
 METADATA = frozenset(
     [
         "size",
+        "stride",
+        "storage_offset",
         "dim",
         "ndimension",
         "numel",
@@ -113,7 +145,6 @@ METADATA = frozenset(
         "is_conj",
         "is_neg",
         "is_same_size",
-        "type_as_meta",
         "has_names",
     ]
 )
@@ -185,7 +216,8 @@ def too_large(name: str, matrix: Tensor, count: int, limit: float) -> DenseError
     return DenseError(
         f"{plain} needs the whole matrix {what}: {size_text(count)}, "
         f"and eyeline.dense_limit is {size_text(limit)}.\n"
-        f"{hint}; they need no such memory. If you do want it all: weights.to_dense(limit={count})."
+        f"{hint}: no such memory is needed for that. If you do want it all: "
+        f"weights.to_dense(limit={count})."
     )
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from eyeline.backends import gradients
 from eyeline.backends.base import Backend, Result, State
-from eyeline.backends.reductions import Entries, Reduction, RowState, View
-from eyeline.errors import ArgumentError
+from eyeline.backends.reductions import Entries, Picked, Reduction, RowState, View
 from eyeline.lazy import indexing
 from eyeline.lazy.indexing import ALL
 from eyeline.problem import Problem, canonical
@@ -51,7 +50,7 @@ class Body:
         results = gradients.reduce(self.backend, self.problem, reductions, self.view)
         return [
             result
-            if reduction.whole and reduction.join == "sum"
+            if reduction.join == "total"
             else tuple(t.reshape(*self.lead, *t.shape[2:]) for t in result)
             for reduction, result in zip(reductions, results, strict=True)
         ]
@@ -86,14 +85,11 @@ def choose_lead(body: Body, lead: tuple[Any, ...]) -> Body:
     shape = tuple(flat.shape)
     axes = indexing.axes_after(body.axes, lead)
     flat = flat.flatten()
-    if body.view.mean_heads:
-        # The lead has no head: batch entries are chosen with all of their heads.
-        flat = (flat[:, None] * problem.Hq + torch.arange(problem.Hq)).flatten()
-        chosen = problem.select(flat.to(device), (*shape, problem.Hq))
-        if chosen.Hq != problem.Hq:
-            raise ArgumentError("A mean over no heads at all has no entries to choose.")
-        return replace(body, problem=chosen, axes=axes, state=None, lse=None)
     flat = flat.to(device)
+    if body.view.mean_heads:  # the lead has no head: batch entries come with all of theirs
+        heads = torch.arange(problem.Hq, device=device)
+        chosen = problem.combinations(flat, heads, (*shape, problem.Hq))
+        return replace(body, problem=chosen, axes=axes, state=None, lse=None)
     chosen = problem.select(flat, shape)
 
     def pick(t: Tensor) -> Tensor:
@@ -143,6 +139,18 @@ def block(body: Body, rows: Any, cols: Any) -> tuple[Tensor, Any, Any]:
     return made, at_rows, at_cols
 
 
+def pairs(body: Body, rows: Tensor, cols: Tensor) -> Tensor:
+    """Single weights: row and column indices go together, broadcast against each other."""
+    device = body.problem.q.device
+    try:
+        i, j = torch.broadcast_tensors(rows.to(device), cols.to(device))
+    except RuntimeError as error:
+        raise IndexError(f"row and column indices go together: {error}") from None
+    picked = replace(body, problem=body.problem.rows(i.flatten()), state=None, lse=None)
+    made = picked.reduce_one(Picked(j.flatten()))[0].to(body.problem.q.dtype)
+    return made.reshape(*body.lead, *i.shape)
+
+
 def entries(body: Body) -> Tensor:
     """All that the body shows, dense, in q's dtype."""
     return body.reduce_one(Entries())[0].to(body.problem.q.dtype)
@@ -160,5 +168,5 @@ def columns(body: Body, cols: Tensor) -> Tensor:
     problem = body.problem
     if body.view.cols is not None:
         cols = torch.arange(problem.Tk, device=cols.device)[body.view.cols][cols]
-    made = gradients.columns(body.backend, problem, body.rows_state(), cols, "weights")
+    made = gradients.columns(body.backend, problem, body.rows_state(), cols)
     return made.reshape(*body.lead, problem.Tq, len(cols)).to(problem.q.dtype)

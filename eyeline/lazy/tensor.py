@@ -32,7 +32,7 @@ from eyeline.lazy.matrix import (
     nbytes,
     too_large,
 )
-from eyeline.lazy.parts import Body, block, choose_lead, choose_slices, entries
+from eyeline.lazy.parts import Body, block, choose_lead, choose_slices, entries, pairs
 from eyeline.lazy.text import entries_text, summary
 from eyeline.problem import Problem
 
@@ -116,12 +116,18 @@ class Weights(LazyMatrix):
             lead = (ALL,) * len(body.lead)
         if request.lazy:
             return wrap(choose_slices(body, request.rows, request.cols))
+        if (
+            request.lead_is_basic
+            and isinstance(request.rows, Tensor)
+            and isinstance(request.cols, Tensor)
+        ):
+            return pairs(body, request.rows, request.cols)
         dense, rows, cols = block(body, request.rows, request.cols)
         return torch.Tensor.__getitem__(dense, (*lead, rows, cols))
 
     def select(self, dim: int, index: Any) -> Any:
         """``weights[..., index, ...]`` with the index in dimension ``dim``."""
-        return self[(ALL,) * (dim % self.dim()) + (index,)]
+        return self[(ALL,) * self._dim(dim) + (index,)]
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The entries along one dimension."""
@@ -142,6 +148,8 @@ class Weights(LazyMatrix):
         tensor([[3., -inf],
                 [0., 3.]])
         """
+        if rows is not None and not isinstance(rows, slice):
+            raise ArgumentError(f"scores(rows) takes a slice, as slice(0, 4), and got {rows!r}.")
         part = self if rows is None else wrap(choose_slices(self._body, rows, ALL))
         if not part._body.view.is_whole:
             raise ArgumentError(
@@ -152,72 +160,87 @@ class Weights(LazyMatrix):
         return part._body.reduce_one(Entries(None, "scores"))[0]
 
     def sum(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        axis: Any = None,
     ) -> Tensor:
         """Sums over keys (-1), over queries (-2) or of all; other dimensions are summed densely."""
-        axis = self._axis(dim)
-        if axis is None:
+        dim = axis if dim is None else dim
+        left = self._left(dim)
+        if left is None or not isinstance(keepdim, bool):
             return cast(Tensor, densely(torch.sum, "sum", (self, dim, keepdim), {"dtype": dtype}))
-        made = self._sums("key" if axis == "all" else axis)
-        if axis == "all":
-            made = made.sum()
+        made = self._sums("key" if left == "all" else left)
+        if left == "all":
+            made = made.sum().reshape((1,) * self.dim() if keepdim else ())
         elif keepdim:
-            made = made.unsqueeze(-1 if axis == "query" else -2)
+            made = made.unsqueeze(-1 if left == "query" else -2)
         return made.to(dtype or self.dtype)
 
     def mean(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        axis: Any = None,
     ) -> Tensor:
         """Means over keys (-1), queries (-2), all, or over heads: that one stays lazy."""
-        axis = self._axis(dim)
-        if axis is not None:
-            count = {"query": self.shape[-1], "key": self.shape[-2]}.get(
-                axis, math.prod(self.shape)
-            )
+        dim = axis if dim is None else dim
+        left = self._left(dim)
+        if left is not None and isinstance(keepdim, bool):
+            counts = {"query": self.shape[-1], "key": self.shape[-2]}
             total = self.sum(dim, keepdim, dtype=self._body.problem.statistics)
-            return (total / count).to(dtype or self.dtype)
+            return (total / counts.get(left, math.prod(self.shape))).to(dtype or self.dtype)
         body = self._body
         heads_last = (
             body.axes and body.axes[-1] == "head" and body.problem.lead[-1:] == (body.problem.Hq,)
         )
-        over_heads = isinstance(dim, int) and dim % self.dim() == self.dim() - 3
-        if over_heads and heads_last and not keepdim and dtype is None and not body.view.mean_heads:
+        over_heads = isinstance(dim, int) and self._dim(dim) == self.dim() - 3
+        if over_heads and heads_last and keepdim is False and dtype is None:
             view = replace(body.view, mean_heads=True)
             return wrap(replace(body, view=view, axes=body.axes[:-1], state=None, lse=None))
         return cast(Tensor, densely(torch.mean, "mean", (self, dim, keepdim), {"dtype": dtype}))
 
-    def max(self, dim: Any = None, keepdim: bool = False) -> Any:
+    def max(self, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Any:
         """The largest weight over keys (-1) or queries (-2) with its index, or the largest of all.
 
         The index is that of the first of equals, -1 where nothing is seen.
         """
-        axis = "all" if dim is None else self._axis(dim) if isinstance(dim, int) else None
-        if axis is None:
-            return densely(
-                torch.max, "max", (self, dim, keepdim) if isinstance(dim, int) else (self, dim), {}
-            )
-        values, indices = self._largest(1, "query" if axis == "all" else axis)
-        if axis == "all":
-            return values.max()
+        dim = axis if dim is None else dim
+        if dim is None:
+            return self._largest(1, "query")[0].max()
+        left = self._left(dim) if isinstance(dim, int) else None
+        if left is None:
+            args = (self, dim, keepdim) if isinstance(dim, int) else (self, dim)
+            return densely(torch.max, "max", args, {})
+        values, indices = self._largest(1, left)
         if not keepdim:
             values, indices = values.squeeze(-1), indices.squeeze(-1)
-        elif axis == "key":
+        elif left == "key":
             values, indices = values.mT, indices.mT
         return torch.return_types.max((values, indices))
 
-    def amax(self, dim: Any = None, keepdim: bool = False) -> Tensor:
-        """The largest weight over keys (-1) or queries (-2)."""
-        if isinstance(dim, int) and self._axis(dim) is not None:
-            return cast(Tensor, self.max(dim, keepdim).values)
-        dims = () if dim is None else dim
-        return cast(Tensor, densely(torch.amax, "amax", (self, dims, keepdim), {}))
+    def amax(self, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
+        """The largest weight over keys (-1) or queries (-2), or of all."""
+        dim = axis if dim is None else dim
+        left = self._left(dim)
+        if left is None or (left == "all" and keepdim):
+            dims = () if dim is None else dim
+            return cast(Tensor, densely(torch.amax, "amax", (self, dims, keepdim), {}))
+        if left == "all":
+            return cast(Tensor, self.max())
+        return cast(Tensor, self.max(dim if isinstance(dim, int) else dim[0], keepdim).values)
 
-    def argmax(self, dim: Any = None, keepdim: bool = False) -> Tensor:
+    def argmax(self, dim: Any = None, keepdim: bool = False, *, axis: Any = None) -> Tensor:
         """The key (-1) or query (-2) with the largest weight, the first of equals.
 
         -1 where nothing is seen.
         """
-        if isinstance(dim, int) and self._axis(dim) is not None:
+        dim = axis if dim is None else dim
+        if isinstance(dim, int) and self._left(dim) is not None:
             return cast(Tensor, self.max(dim, keepdim).indices)
         return cast(Tensor, densely(torch.argmax, "argmax", (self, dim, keepdim), {}))
 
@@ -226,15 +249,24 @@ class Weights(LazyMatrix):
 
         The index is -1 where fewer than k are seen.
         """
-        axis = self._axis(dim)
-        if axis is None or axis == "all" or not largest or not 0 < k <= self.shape[dim]:
+        left = self._left(dim)
+        if left in (None, "all") or not largest or not 0 < k <= self.shape[dim]:
             return densely(torch.topk, "topk", (self, k, dim, largest, sorted), {})
-        values, indices = self._largest(k, axis)
-        if axis == "key":
+        values, indices = self._largest(k, left)
+        if left == "key":
             values, indices = values.mT, indices.mT
         return torch.return_types.topk((values, indices))
 
-    def _axis(self, dim: Any) -> str | None:
+    def _dim(self, dim: int, rank: int | None = None) -> int:
+        """A dimension counted from 0; IndexError where there is none such."""
+        rank = self.dim() if rank is None else rank
+        if not -rank <= dim < rank:
+            raise IndexError(
+                f"Dimension out of range: weights {list(self.shape)} have none numbered {dim}."
+            )
+        return dim % rank
+
+    def _left(self, dim: Any) -> str | None:
         """What reducing over ``dim`` leaves: "query" (over keys), "key" (over queries) or "all".
 
         "all" means a number. None where the reduction is not lazy.
@@ -245,27 +277,27 @@ class Weights(LazyMatrix):
             if len(dim) != 1:
                 return None
             dim = dim[0]
-        if not isinstance(dim, int) or not -self.dim() <= dim < self.dim():
+        if not isinstance(dim, int) or isinstance(dim, bool):
             return None
-        return {self.dim() - 1: "query", self.dim() - 2: "key"}.get(dim % self.dim())
+        return {self.dim() - 1: "query", self.dim() - 2: "key"}.get(self._dim(dim))
 
-    def _sums(self, axis: str) -> Tensor:
+    def _sums(self, left: str) -> Tensor:
         problem = self._body.problem
         ones = torch.ones(
-            1, 1, self.shape[-1] if axis == "query" else self.shape[-2], 1, device=problem.q.device
+            1, 1, self.shape[-1] if left == "query" else self.shape[-2], 1, device=problem.q.device
         )
-        question = WeightedSum(ones) if axis == "query" else WeightedColumns(ones)
+        question = WeightedSum(ones) if left == "query" else WeightedColumns(ones)
         return self._body.reduce_one(question)[0].squeeze(-1)
 
-    def _largest(self, k: int, axis: str) -> tuple[Tensor, Tensor]:
-        values, indices = self._body.reduce_one(TopKeys(k) if axis == "query" else TopQueries(k))
+    def _largest(self, k: int, left: str) -> tuple[Tensor, Tensor]:
+        values, indices = self._body.reduce_one(TopKeys(k) if left == "query" else TopQueries(k))
         return values.to(self.dtype), indices
 
     def __matmul__(self, x: Any) -> Tensor:
         """``weights @ x`` in linear memory; x is ``[Tk]``, ``[Tk, F]`` or ``[*lead, Tk, F]``."""
         if not _is_factor(x, self.shape[:-2]):
             return cast(Tensor, densely(torch.matmul, "matmul", (self, x), {}))
-        return product(self, x, self.shape[-1], WeightedSum)
+        return product(self, self._body, x, WeightedSum)
 
     def matmul(self, other: Any) -> Tensor:
         """The same as ``weights @ other``."""
@@ -290,7 +322,7 @@ class Weights(LazyMatrix):
 
     def transpose(self, dim0: int, dim1: int) -> Any:
         """`mT` for the last two dimensions; any other pair is swapped densely."""
-        if {dim0 % self.dim(), dim1 % self.dim()} == {self.dim() - 1, self.dim() - 2}:
+        if {self._dim(dim0), self._dim(dim1)} == {self.dim() - 1, self.dim() - 2}:
             return self.mT
         return densely(torch.transpose, "transpose", (self, dim0, dim1), {})
 
@@ -299,13 +331,13 @@ class Weights(LazyMatrix):
         lead = len(self.shape) - 2
         if dim is None and 1 not in self.shape[-2:]:
             return self[tuple(0 if size == 1 else ALL for size in self.shape[:-2])]
-        if isinstance(dim, int) and dim % self.dim() < lead:
+        if isinstance(dim, int) and self._dim(dim) < lead:
             return self.select(dim, 0) if self.shape[dim] == 1 else self
         return densely(torch.squeeze, "squeeze", (self,) if dim is None else (self, dim), {})
 
     def unsqueeze(self, dim: int) -> Any:
         """With a new dimension of 1, lazily where it stands before the queries."""
-        at = dim % (self.dim() + 1)
+        at = self._dim(dim, self.dim() + 1)
         if at <= self.dim() - 2:
             return self[(ALL,) * at + (None,)]
         return densely(torch.unsqueeze, "unsqueeze", (self, dim), {})
@@ -320,8 +352,12 @@ class Weights(LazyMatrix):
         notebook = importlib.import_module("eyeline.views.notebook")
         return cast(str, notebook.weights_html(self))
 
+    def __copy__(self) -> Weights:
+        return wrap(self._body)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
         problem = self._body.problem
+        problem.check_fresh()
         tensors = {
             n: t if t is None else copy.deepcopy(t, memo) for n, t in problem.tensors.items()
         }
@@ -330,6 +366,7 @@ class Weights(LazyMatrix):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         body = self._body
+        body.problem.check_fresh()
         return wrap, (replace(body, problem=replace(body.problem.detach(), versions=())),)
 
 
@@ -355,7 +392,7 @@ class TransposedWeights(LazyMatrix):
         """Columns summed with weights y ``[Tq]``, ``[Tq, F]`` or ``[*lead, Tq, F]``."""
         if not _is_factor(y, self.shape[:-2]):
             return cast(Tensor, densely(torch.matmul, "matmul", (self, y), {}))
-        return product(self._weights, y, self.shape[-1], WeightedColumns)
+        return product(self, self._weights._body, y, WeightedColumns)
 
     def matmul(self, other: Any) -> Tensor:
         """The same as ``weights.mT @ other``."""
@@ -391,23 +428,20 @@ def transposed(weights: Weights) -> TransposedWeights:
 
 
 def product(
-    weights: Weights,
+    matrix: LazyMatrix,
+    body: Body,
     x: Tensor,
-    size: int,
     question: Callable[[Tensor], WeightedSum | WeightedColumns],
 ) -> Tensor:
-    """``weights @ x`` (or, by the question, its transpose @ x) in the dtype that torch gives it.
-
-    x is ``[size]``, ``[size, F]`` or ``[*lead, size, F]``; ShapeError for another size.
-    """
+    """``matrix @ x`` for x ``[n]``, ``[n, F]`` or ``[*lead, n, F]``, in the promoted dtype."""
     vector = x.dim() == 1
-    if x.shape[-1 if vector else -2] != size:
+    if x.shape[-1 if vector else -2] != matrix.shape[-1]:
         raise ShapeError(
-            f"weights {list(weights.shape)} @ x {list(x.shape)}: x needs {size} rows, "
-            "one for each of the weights' columns."
+            f"{list(matrix.shape)} @ {list(x.shape)}: the right side needs "
+            f"{matrix.shape[-1]} rows, one for each column of the left."
         )
-    x = weights._body.factor(x.unsqueeze(-1) if vector else x)
-    out = weights._body.reduce_one(question(x))[0].to(torch.promote_types(weights.dtype, x.dtype))
+    made = body.reduce_one(question(body.factor(x.unsqueeze(-1) if vector else x)))[0]
+    out = made.to(torch.promote_types(matrix.dtype, x.dtype))
     return out.squeeze(-1) if vector else out
 
 

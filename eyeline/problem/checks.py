@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from eyeline.biases import RelativeBias
 from eyeline.errors import ArgumentError, DtypeError, MaskError, ShapeError
 from eyeline.masks import Mask, from_tensor
-from eyeline.problem.data import Problem, canonical, versions_of
+from eyeline.problem.data import Problem, canonical
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -122,6 +124,8 @@ def _number(caller: str, name: str, value: Any) -> float:
         raise DtypeError(
             f"{caller}() takes {name} as a number, and got {type(value).__name__}.{hint}"
         )
+    if abs(value) > sys.float_info.max and value == value and abs(value) != math.inf:
+        raise ArgumentError(f"{caller}() needs {name} to fit into a float, and it does not.")
     return float(value)
 
 
@@ -199,15 +203,18 @@ def make(
     flat_q, flat_k = _flatten(q, batch), _flatten(k, batch)
     shape = (*lead, q.shape[-2], k.shape[-2])
     softcap = None if softcap is None else _number(caller, "softcap", softcap)
-    if softcap is not None and not softcap > 0:
+    if softcap is not None and not 0 < softcap < math.inf:
         raise ArgumentError(
-            f"{caller}() needs softcap > 0 (c·tanh(score/c)), and got {softcap}. None means no cap."
+            f"{caller}() needs a finite softcap > 0 (c·tanh(score/c)), and got {softcap}. "
+            "None means no cap."
         )
     dense = relative = None
     origin = 0
     if isinstance(bias, RelativeBias):
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        relative, origin = bias.lower(q.shape[-2], k.shape[-2], flat_q.shape[1], dtype, q.device)
+        heads = flat_q.shape[1]
+        vector, origin = bias.lower(q.shape[-2], k.shape[-2], heads, dtype, q.device)
+        relative = vector.unsqueeze(0)
     elif bias is not None:
         dense = _as_bias(bias, caller, shape, flat_q)
     problem = Problem(
@@ -222,8 +229,8 @@ def make(
         relative_origin=origin,
         sinks=None if sinks is None else _as_sinks(sinks, caller, lead, flat_q),
         first_position=k.shape[-2] - q.shape[-2],
-        versions=versions_of(flat_q, flat_k),
     )
     if not torch.compiler.is_compiling():
         problem.visible  # noqa: B018  lowering now is what raises the mask's own errors at the door
+    problem = replace(problem, versions=problem.versions_now())
     return problem, None if v is None else _flatten(v, batch)

@@ -20,6 +20,7 @@ from eyeline.masks import Mask
 from eyeline.visibility import Visible
 
 ALL = slice(None)
+Index = slice | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +37,13 @@ class Problem:
     rule: Mask | None = None
     softcap: float | None = None
     bias: Tensor | None = None  # [N|1, Hq|1, Tq|1, Tk|1]
-    relative: Tensor | None = None  # [Hq|1, n]: a bias that depends on j - position(i) alone,
+    relative: Tensor | None = None  # [N|1, Hq|1, n]: a bias that depends on j - position(i) alone,
     relative_origin: int = 0  # at index j - position(i) + relative_origin
     sinks: Tensor | None = None  # [N|1, Hq|1]
-    first_position: int = 0  # position(i) = first_position + i · position_step
+    first_position: int = 0  # position(i) = first_position + i · position_step, but for
     position_step: int = 1
-    versions: tuple[int, ...] = ()  # of q and k when handed over; () where torch keeps none
+    picked_positions: Tensor | None = None  # [Tq], where rows were picked one by one
+    versions: tuple[int, ...] = ()  # torch's counts of in-place changes at the door
     _visible: Visible | None = field(default=None, repr=False)
 
     @property
@@ -127,16 +129,44 @@ class Problem:
         )
 
     def check_fresh(self) -> None:
-        """Raise StaleError if q or k was changed in place since the problem was made."""
-        if self.versions and self.versions != versions_of(self.q, self.k):
+        """Raise StaleError if something handed over was changed in place since then."""
+        if self.versions and self.versions != self.versions_now():
             raise StaleError(
-                "These weights are computed from q and k when asked for, and q or k was changed in "
-                "place after attention() or weights() was called. Hand over a copy (q.clone()), or "
-                "ask before changing it."
+                "These weights are computed when asked for, from the q, k, mask, bias and sinks "
+                "that were handed over, and one of these was changed in place since then. Hand "
+                "over a copy (q.clone()), or ask before changing it."
             )
+
+    def versions_now(self) -> tuple[int, ...]:
+        """torch's counts of in-place changes; () where it keeps none (compiling, inference)."""
+        if torch.compiler.is_compiling():
+            return ()
+        tensors = [t for t in self.tensors.values() if t is not None]
+        if self.rule is not None:
+            tensors += self.rule.spec()[1]
+        return () if any(t.is_inference() for t in tensors) else tuple(t._version for t in tensors)
+
+    def check_mask_fresh(self) -> None:
+        """Raise StaleError if a mask's tensor was changed in place before the gradient."""
+        if not self.versions or self.rule is None:
+            return
+        now = tuple(t._version for t in self.rule.spec()[1])
+        if now != self.versions[len(self.versions) - len(now) :]:
+            raise StaleError(
+                "A tensor of the mask was changed in place between attention and its gradient, "
+                "which needs it as it was. Hand over a copy (mask.clone())."
+            )
+
+    def derived(self, **changes: Any) -> Problem:
+        """A problem made of parts of this one, which must not have gone stale."""
+        self.check_fresh()
+        made = replace(self, **changes)
+        return replace(made, versions=made.versions_now() if self.versions else ())
 
     def positions(self, rows: slice | None = None) -> Tensor:
         """Where the queries stand among the keys: ``i + Tk - Tq`` unless rows were selected."""
+        if self.picked_positions is not None:
+            return self.picked_positions[rows or ALL]
         start, stop, _ = (rows or ALL).indices(self.Tq)
         i = torch.arange(start, stop, device=self.q.device)
         return self.first_position + i * self.position_step
@@ -150,83 +180,77 @@ class Problem:
             q=self.q[n, heads],
             k=self.k[n, h],
             bias=_pick(self.bias, n, heads),
-            relative=None if self.relative is None else _pick_dim(self.relative, 0, heads),
+            relative=_pick(self.relative, n, heads),
             sinks=_pick(self.sinks, n, heads),
             _visible=None if visible is None else visible.select(n, heads),
         )
 
     def rows(self, index: slice | Tensor) -> Problem:
-        """The problem of some queries, by a slice or a 1-D index tensor; they keep their positions.
-
-        Rows picked by a tensor have no regular positions, so a relative bias becomes the dense one
-        of these rows.
-        """
+        """The problem of some queries, by a slice or a 1-D index tensor; they keep positions."""
         visible = self.visible
         shared: dict[str, Any] = {
             "q": self.q[:, :, index],
             "bias": self.bias if self.bias is None else _pick_dim(self.bias, 2, index),
             "_visible": None if visible is None else visible.rows(index),
         }
-        if isinstance(index, slice):
+        if isinstance(index, Tensor) or self.picked_positions is not None:
+            shared["picked_positions"] = self.positions()[index]
+        else:
             start, _, step = index.indices(self.Tq)
             shared["first_position"] = self.first_position + start * self.position_step
             shared["position_step"] = self.position_step * step
-        elif self.relative is not None:
-            # The positions are irregular: the (few) rows asked for get their bias spelled out.
-            spelled = self.relative_tile(self.first_position + index * self.position_step, ALL)
-            shared["bias"] = spelled if shared["bias"] is None else shared["bias"] + spelled
-            shared["relative"] = None
-        return replace(self, **shared, versions=versions_of(shared["q"], self.k))
+        return self.derived(**shared)
 
     def select(self, flat: Tensor, lead: tuple[int, ...]) -> Problem:
         """Some (batch, head) pairs under a new leading shape.
 
         ``flat``: their indices in the flattened ``lead``, in the order wanted, repeats allowed.
         """
-        chosen = _grid_slices(flat, self.Hq, self.group) or _whole_entries(flat, self.Hq)
         visible = self.visible
-        if chosen is not None:
-            some_n, some_h = chosen
-            q = self.q[some_n, some_h]
-            k = self.k[some_n, some_h.start // self.group : -(-some_h.stop // self.group)]
-            return replace(
-                self,
-                q=q,
-                k=k,
-                versions=versions_of(q, k),
-                lead=lead,
-                bias=_pick(self.bias, some_n, some_h),
-                relative=None if self.relative is None else _pick_dim(self.relative, 0, some_h),
-                sinks=_pick(self.sinks, some_n, some_h),
-                _visible=None if visible is None else visible.select(some_n, some_h),
-            )
         n, h = flat // max(self.Hq, 1), flat % max(self.Hq, 1)
-        relative = self.relative
-        bias = None if self.bias is None else _pair(self.bias, n, h)
-        if relative is not None and relative.shape[0] > 1:
-            # One head's vector per pair does not fit [H, n]: spell the bias out for its rows.
-            spelled = self.relative_tile(self.positions(), ALL)
-            paired = _pair(spelled, n, h)
-            bias, relative = (paired if bias is None else bias + paired), None
-        q, k = self.q[n, h].unsqueeze(1), self.k[n, h // self.group].unsqueeze(1)
-        return replace(
-            self,
-            q=q,
-            k=k,
-            versions=versions_of(q, k),
+        grid = _grid(n, h)
+        if grid is None:  # pairs: each a batch entry of one head
+            return self.derived(
+                q=self.q[n, h].unsqueeze(1),
+                k=self.k[n, h // self.group].unsqueeze(1),
+                lead=lead,
+                bias=_pair(self.bias, n, h),
+                relative=_pair(self.relative, n, h),
+                sinks=_pair(self.sinks, n, h),
+                _visible=None if visible is None else visible.select(n, h),
+            )
+        return self.combinations(*grid, lead)
+
+    def combinations(self, n: Tensor, h: Tensor, lead: tuple[int, ...]) -> Problem:
+        """All of these batch entries, and of each all of these heads, under a new leading shape."""
+        visible = self.visible
+        some_n, some_h = _as_slice(n), _as_slice(h)
+        if isinstance(some_h, slice) and self._shares_groups(some_h):
+            key_heads: Index = slice(some_h.start // self.group, -(-some_h.stop // self.group))
+        else:
+            some_h, key_heads = h, h // self.group
+        return self.derived(
+            q=self.q[some_n][:, some_h],
+            k=self.k[some_n][:, key_heads],
             lead=lead,
-            bias=bias,
-            relative=relative,
-            sinks=None if self.sinks is None else _pair(self.sinks, n, h),
-            _visible=None if visible is None else visible.select(n, h),
+            bias=_pick(self.bias, some_n, some_h),
+            relative=_pick(self.relative, some_n, some_h),
+            sinks=_pick(self.sinks, some_n, some_h),
+            _visible=None if visible is None else visible.choose(some_n, some_h),
         )
 
+    def _shares_groups(self, heads: slice) -> bool:
+        """Whether these query heads are whole groups, or lie in one group."""
+        first, last = heads.start, heads.stop - 1
+        whole = first % self.group == 0 and heads.stop % self.group == 0
+        return bool(whole or first // self.group == last // self.group)
+
     def relative_tile(self, positions: Tensor, cols: slice | Tensor) -> Tensor:
-        """The relative bias ``[1, Hq|1, R, C]`` of queries at these positions."""
+        """The relative bias ``[N|1, Hq|1, R, C]`` of queries at these positions."""
         assert self.relative is not None
         keys = torch.arange(self.Tk, device=self.q.device)[cols]
         index = keys[None, :] - positions[:, None] + self.relative_origin
-        return self.relative[:, index].unsqueeze(0)
+        return self.relative[:, :, index]
 
 
 def _pick_dim(t: Tensor, dim: int, index: slice | Tensor) -> Tensor:
@@ -236,50 +260,38 @@ def _pick_dim(t: Tensor, dim: int, index: slice | Tensor) -> Tensor:
     return t[(ALL,) * dim + (index,)]
 
 
-def _pick(t: Tensor | None, n: slice | Tensor, h: slice) -> Tensor | None:
+def _pick(t: Tensor | None, n: Index, h: Index) -> Tensor | None:
     return None if t is None else _pick_dim(_pick_dim(t, 0, n), 1, h)
 
 
-def _pair(t: Tensor, n: Tensor, h: Tensor) -> Tensor:
+def _pair(t: Tensor | None, n: Tensor, h: Tensor) -> Tensor | None:
     """Entries (n, h) of ``[N|1, H|1, ...]`` as ``[M|1, 1, ...]``."""
-    if t.shape[0] == 1 and t.shape[1] == 1:
+    if t is None or (t.shape[0] == 1 and t.shape[1] == 1):
         return t
     n = torch.zeros_like(n) if t.shape[0] == 1 else n
     h = torch.zeros_like(h) if t.shape[1] == 1 else h
     return t[n, h].unsqueeze(1)
 
 
-def _grid_slices(flat: Tensor, H: int, group: int) -> tuple[slice, slice] | None:
-    """(n, h) slices that choose exactly these pairs in this order, if views of q and k can."""
-    if flat.numel() == 0 or H == 0:
+def _grid(n: Tensor, h: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Batch entries and heads of which these pairs are every combination, in this order."""
+    if n.numel() == 0:
         return None
-    flat = flat.cpu()
-    first, last = int(flat[0]), int(flat[-1])
-    n0, h0, n1, h1 = first // H, first % H, last // H + 1, last % H + 1
-    if n1 <= n0 or h1 <= h0:
-        return None
-    grid = torch.arange(n0, n1)[:, None] * H + torch.arange(h0, h1)
-    if grid.numel() != flat.numel() or not bool((grid.flatten() == flat).all()):
-        return None
-    whole_groups = h0 % group == 0 and h1 % group == 0
-    one_group = h0 // group == (h1 - 1) // group
-    return (slice(n0, n1), slice(h0, h1)) if whole_groups or one_group else None
+    changes = (n != n[0]).nonzero()
+    heads = h[: int(changes[0])] if len(changes) else h
+    entries = n[:: len(heads)]
+    pairs = entries.repeat_interleave(len(heads)), heads.repeat(len(entries))
+    same = len(pairs[0]) == len(n) and torch.equal(pairs[0], n) and torch.equal(pairs[1], h)
+    return (entries, heads) if same else None
 
 
-def _whole_entries(flat: Tensor, H: int) -> tuple[Tensor, slice] | None:
-    """(n, h) that choose exactly these pairs in this order, if they are entries with all heads."""
-    if H == 0:
-        return None
-    n = flat[::H] // H
-    every = n[:, None] * H + torch.arange(H, device=n.device)
-    return (n, slice(0, H)) if torch.equal(every.flatten(), flat) else None
-
-
-def versions_of(*tensors: Tensor) -> tuple[int, ...]:
-    """torch's counts of in-place changes; () where it keeps none (compiling, inference mode)."""
-    if torch.compiler.is_compiling() or any(t.is_inference() for t in tensors):
-        return ()
-    return tuple(t._version for t in tensors)
+def _as_slice(index: Tensor) -> Index:
+    """The slice that chooses the same, where there is one: a view in place of a copy."""
+    if index.numel() == 0:
+        return index
+    first = int(index[0])
+    rising = torch.arange(first, first + len(index), device=index.device)
+    return slice(first, first + len(index)) if torch.equal(rising, index) else index
 
 
 def canonical(t: Tensor, lead: tuple[int, ...], N: int, H: int, trailing: int = 2) -> Tensor:
