@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from torch import Tensor
 
 import eyeline.lesson
 from eyeline.errors import EyelineError
-from eyeline.lesson import Lesson, Settings, lesson
+from eyeline.lesson import Lesson, Settings, lesson, real
 from eyeline.lesson.data import Code, Matrix, Table
 from eyeline.lesson.ledger import NAMES
 from eyeline.lesson.splitting import split
 from eyeline.lesson.tiles import merge, of_tile, tiles
+from eyeline.models import load
 
 SENTENCE = "The keys to the old cabinet are on the table because they were too heavy to carry."
 
@@ -213,8 +215,7 @@ def test_the_streamed_row_is_the_outputs_row():
 @pytest.mark.parametrize(("model", "layer", "head"), [("minilm", 3, 1), ("smollm2", 2, 4)])
 def test_a_real_models_head(model, layer, head):
     """The weights are those that eager attention gives; the code runs, too."""
-    models = pytest.importorskip("eyeline.models")
-    loaded = models.load(model)
+    loaded = load(model)
     found = lesson(Settings(SENTENCE, model=model, layer=layer, head=head), lang="en")
     loaded.model.set_attn_implementation("eager")
     inputs = loaded.inputs(loaded.tokens(SENTENCE))
@@ -269,3 +270,14 @@ def test_each_screen_has_its_parts():
         assert "change" in roles, f"{screen.name} says what would change"
     coded = [s.name for s in found.screens if any(isinstance(b, Code) for b in s.blocks)]
     assert {"vectors", "score", "scale", "mask", "softmax", "sum", "stream"} <= set(coded)
+
+
+def test_models_that_the_lesson_cannot_show(monkeypatch):
+    """Where values have no module, and where the weights are not those of scores and mask."""
+    loaded = load("minilm")
+    monkeypatch.setattr(real, "load", lambda *_, **__: replace(loaded, causal=True))
+    with pytest.raises(EyelineError, match="more to its scores"):
+        lesson(Settings(model="minilm"))
+    monkeypatch.setattr(real, "_VALUE", re.compile("nowhere"))
+    with pytest.raises(EyelineError, match="in no module of its own"):
+        lesson(Settings(model="minilm"))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from eyeline.errors import EyelineError, ModelError
@@ -81,7 +82,13 @@ def model_ledger(
     ledger, base = (
         given(chosen, tokens.pieces, start, project, names) for chosen in (settings, plain)
     )
-    return settings, ledger, base, names["seen"][layer][0].to_dense()
+    heads = names["seen"][layer][0].to_dense()
+    if not torch.allclose(base["weights"], heads[head].float(), atol=1e-4):
+        raise ModelError(
+            f"{loaded.title} adds more to its scores than a scale and a causal mask, which the"
+            " lesson has no step for. See its weights with `eyeline look`."
+        )
+    return settings, ledger, base, heads
 
 
 def _values(loaded: LoadedModel, layer: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -19,8 +20,13 @@ _NARROWEST = 60
 _LABEL = 12  # cells for a word
 _ROWS = 8  # rows of a matrix that are written
 _CELL = 9  # cells for a number
+_NARROW = 10  # the least width of a table's last column
 _RAMP = " ·░▒▓█"
 _BAR = 24
+# What is not broken: a wide character with the marks that close after it, or a word.
+_WIDE = r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uff60\U00020000-\U0003ffff]"
+_CLOSING = r"[，。；：、！？）”]"
+_PARTS = re.compile(rf"{_WIDE}{_CLOSING}*\s*|(?:(?!{_WIDE})\S)+{_CLOSING}*\s*")
 _ASCII = str.maketrans(
     {
         "→": "->", "…": "...", "·": ".", "×": "x", "“": '"', "”": '"', "█": "#", "▓": "@",
@@ -58,6 +64,22 @@ def shown(count: int, most: int) -> list[int | None]:
     if count <= most:
         return list(range(count))
     return [*range(max(1, most - 2)), None, count - 1]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """A paragraph in lines of at most so many cells; Chinese breaks between any two characters,
+    but not before a closing mark.
+
+    >>> wrapped("one two three", 9), wrapped("注意力，就是软检索。", 8)
+    (['one two', 'three'], ['注意力，', '就是软检', '索。'])
+    """
+    lines, line = [], ""
+    for part in _PARTS.findall(text):
+        if line and cell_len((line + part).rstrip()) > width:
+            lines.append(line.rstrip())
+            line = ""
+        line += part
+    return [*lines, line.rstrip()]
 
 
 def number(value: float | None) -> str:
@@ -104,7 +126,8 @@ class _Printer:
     def words(self, block: Words) -> None:
         mark, style = {"plain": ("", ""), "change": ("→ ", _HUE), "slip": ("! ", _WARM)}[block.role]
         self.console.print()
-        self.line(Text(self.plain(mark + block.text), style=style), wrap=True)
+        for line in wrapped(self.plain(mark + block.text), self.width):
+            self.line(Text(line, style=style))
 
     def code(self, block: Code) -> None:
         self.console.print()
@@ -145,8 +168,14 @@ class _Printer:
 
     def table(self, block: Table) -> None:
         grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=_SOFT)
-        for head in block.head:
-            grid.add_column(Text(self.plain(head)), overflow="fold")
+        columns = zip(*(block.head, *block.rows))
+        *firsts, last = (max(cell_len(self.plain(cell)) for cell in column) for column in columns)
+        room = self.width - sum(firsts) - 2 * len(firsts)
+        # the last column, words as a rule, gives way so that numbers are not broken
+        narrow = min(room, last) if room >= _NARROW else None
+        for order, head in enumerate(block.head):
+            width = narrow if order == len(firsts) else None
+            grid.add_column(Text(self.plain(head)), overflow="fold", width=width)
         for row in block.rows:
             grid.add_row(*(Text(self.plain(cell)) for cell in row))
         self.console.print()

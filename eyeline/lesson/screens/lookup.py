@@ -71,9 +71,10 @@ def _trained(stage: Stage) -> list[Block]:
     i, j, rate = 0, toy.n - 1, 0.02
     W_Q = toy["W_Q"].clone().requires_grad_()
     with torch.enable_grad():
-        before = (toy["X"] @ W_Q @ toy["K"].T * toy.scale).softmax(-1)
-        (-before[i, j].log()).backward()
+        logs = (toy["X"] @ W_Q @ toy["K"].T * toy.scale).log_softmax(-1)
+        (-logs[i, j]).backward()
     assert W_Q.grad is not None
+    before = logs.detach().exp()
     stepped = W_Q.detach() - rate * W_Q.grad
     after = (toy["X"] @ stepped @ toy["K"].T * toy.scale).softmax(-1)
     words = toy.words
@@ -94,7 +95,7 @@ def _trained(stage: Stage) -> list[Block]:
             b=words[j],
             before=before[i, j].item(),
             after=after[i, j].item(),
-            row=numbers(before[i].detach()),
+            row=numbers(before[i]),
             new=numbers(after[i]),
         ),
         Code((code,), ("A4",)),

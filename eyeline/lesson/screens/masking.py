@@ -72,6 +72,8 @@ def mask(stage: Stage) -> Screen:
 
 
 def _state(stage: Stage) -> str:
+    if stage.ledger.causal and not stage.real:
+        return stage.write.pick("This lesson is masked (--causal).", "本次带因果掩码（--causal）。")
     if stage.ledger.causal:
         return stage.write.pick(
             "This lesson is masked; --no-mask takes it away.", "本次带因果掩码；--no-mask 去掉它。"

@@ -78,7 +78,7 @@ def _saturation(stage: Stage) -> list[Block]:
             " {scaled:.1e} at the largest d), for there d itself enters. What vanishes is the"
             " gradient of a typical row.",
             "要说清楚：在 W_Q 处，不缩放的梯度反而更大（最大的 d 下 {plain:.1e} 对"
-            " {scaled:.1e}），因为"
+            " {scaled:.1e}），因为 "
             "d 本身也乘了进去。消失的是典型一行在打分处的梯度。",
             "A13",
             plain=at_W_Q[False],

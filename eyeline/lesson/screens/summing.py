@@ -116,7 +116,7 @@ def _sizes(stage: Stage) -> Block:
 
 
 def _no_feed_forward(stage: Stage) -> Block:
-    """A31: linear in V and inside the values' range; a feed-forward part is neither."""
+    """A31: linear in V and inside the range of the values; a feed-forward part is not."""
     ledger = stage.ledger
     W, V = ledger["weights"], ledger["V"]
     draw = measured.source(stage.settings.seed)
@@ -132,11 +132,11 @@ def _no_feed_forward(stage: Stage) -> Block:
         "Attention cannot replace the feed-forward part (FFN): one mixes positions, the other works"
         " on each. With the weights fixed the output is linear in V (doubling V misses by"
         " {attention:.2g}) and stays inside the values' range ({out} in {V}); an FFN is not linear"
-        " (it misses by {other:.2f}) and leaves the range ({ffn}).",
+        " (it misses by {other:.2f}) and not bound to that range ({ffn}).",
         "注意力代替不了前馈网络（FFN）：一个混合位置，一个在每个位置上加工。权重固定时，输出对 V 是"
         "线性的（V 翻倍，误差 {attention:.2g}），而且不出值的范围（{out} 在 {V} 内）；FFN 不是线性"
         "的"
-        "（误差 {other:.2f}），也会超出范围（{ffn}）。",
+        "（误差 {other:.2f}），也不受这个范围约束（{ffn}）。",
         "A31",
         attention=attention,
         out=span(W @ V),

@@ -48,37 +48,38 @@ def table(stage: Stage) -> Screen:
     )
     factor = f"× {ledger.scale:.4g}"
     Q, K, V, scores = (shape(ledger[name]) for name in ("Q", "K", "V", "scores"))
+    sizes = f"Q K V {Q}" if Q == K == V else f"Q {Q}, K {K}, V {V}"
     masked = f" + {term('mask')}" if ledger.causal else ""
     X = shape(ledger["X"])
     rows = (
         (
             pick("projection", "投影"),
             f"X {X}" + (f", W {shape(ledger['W_Q'])}" if "W_Q" in ledger else ""),
-            f"Q {Q}, K {K}, V {V}; q{stage.token}: {numbers(stage.row('Q'))}",
+            f"{sizes} {numbers(stage.row('Q'), 2)}",
             pick("ask, be found, deliver", "提问、被匹配、交付"),
         ),
         (
             pick("dot product", "点积"),
-            f"Q {Q} · Kᵀ {shape(ledger['K'].mT)}",
-            f"{scores} {numbers(stage.row('scores'))}",
+            f"Q {Q}·Kᵀ {shape(ledger['K'].mT)}",
+            f"{scores} {numbers(stage.row('scores'), 3)}",
             pick("how well each pair matches", "每一对有多匹配"),
         ),
         (
             term("scale") + masked,
             f"{scores} {factor}",
-            f"{scores} {numbers(stage.row('scaled'))}",
+            f"{scores} {numbers(stage.row('scaled'), 3)}",
             pick("keep softmax mild", "让 softmax 保持温和"),
         ),
         (
             "softmax",
             scores,
-            f"{scores} {numbers(stage.row('weights'))}",
+            f"{scores} {numbers(stage.row('weights'), 3)}",
             pick("shares that sum to 1", "变成和为 1 的份额"),
         ),
         (
             term("weighted sum"),
-            f"{scores} · V {V}",
-            f"{shape(ledger.head_output)} {numbers(ledger.head_output[stage.token])}",
+            f"{scores}·V {V}",
+            f"{shape(ledger.head_output)} {numbers(ledger.head_output[stage.token], 3)}",
             pick("take from each by its share", "按份额取走内容"),
         ),
     )
