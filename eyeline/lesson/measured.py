@@ -1,10 +1,13 @@
-"""What the chapters state about any attention, measured on the spot with plain torch."""
+"""What the chapters state about any attention, measured on the spot with plain torch.
+
+Each measurement depends on its arguments alone and is made once a process.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +36,7 @@ class Saturation:
     at_W_Q: float  # gradient's norm at W_Q
 
 
+@cache
 def saturation(d: int, scaled: bool, seed: int) -> Saturation:
     """Measure one size, with or without the division by √d.
 
@@ -70,6 +74,7 @@ class Same:
     shared: float  # Q = K = X W, one W
 
 
+@cache
 def same_projection(seed: int, trials: int = 1000) -> Same:
     """Measure it for 3 words of 4 numbers.
 
@@ -99,6 +104,7 @@ class Products:
     scaled: float  # variance after the division by √d
 
 
+@cache
 def products(seed: int, d: int = 512, side: int = 2000) -> Products:
     """Measure side × side of them.
 
@@ -119,6 +125,7 @@ def products(seed: int, d: int = 512, side: int = 2000) -> Products:
     )
 
 
+@cache
 def training(scaled: bool, seed: int, d: int = TRAINED, steps: int = 40) -> tuple[float, float]:
     """The loss before and after a short training of W_Q and W_K: each of 16 words is to fetch the
     value of the one before it.
@@ -148,6 +155,7 @@ LETTERS, LENGTH, WIDTH = 4, 8, 16
 FOLLOWS = 0.75  # how often a letter follows from the one before it; else it is drawn
 
 
+@cache
 def next_letter(masked: bool, seed: int, steps: int = 100) -> tuple[float, float]:
     """The loss at the end of training a one-layer language model, and when it has to go on alone.
 
