@@ -54,6 +54,7 @@ __all__ = [
 # Where the names that look into models live; they load when first used, so that
 # `import eyeline` stays light.
 _LATER = {"look": "eyeline.looking", "watch": "eyeline.seen"}
+_MODULES = ("kv_cache", "layers", "models", "positions")
 
 
 def __getattr__(name: str) -> Any:
@@ -61,4 +62,12 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return getattr(import_module(_LATER[name]), name)
+    if name in _MODULES:
+        from importlib import import_module
+
+        return import_module(f"eyeline.{name}")
     raise AttributeError(f"module 'eyeline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES, "biases", "errors", "functional", "masks", "readings"])

@@ -29,6 +29,7 @@ def attention(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     backend: str | Backend | None = None,
+    **unknown: Any,
 ) -> tuple[Tensor, Weights]:
     """``softmax(q kᵀ / √D) v`` and, beside it, the weights: ``(out, weights)``.
 
@@ -62,6 +63,12 @@ def attention(
     >>> weights[1]
     tensor([0.3302, 0.6698])
     """
+    if unknown:
+        raise TypeError(
+            f"attention() has no argument {', '.join(unknown)}. A causal mask is "
+            "mask=eyeline.causal(); torch's own arguments are those of "
+            "eyeline.functional.scaled_dot_product_attention."
+        )
     q, k, v = _autocast(q, k, v)
     problem, values = make("attention", q, k, v, mask, bias, scale, softcap, sinks)
     assert values is not None

@@ -94,7 +94,7 @@ _BUNDLED = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedModel:
     """A model in eval mode and float32, ready for one text at a time, with its tokenizer.
 
@@ -112,6 +112,12 @@ class LoadedModel:
     heads: int
     parameters: int
     licence: str
+
+    def __repr__(self) -> str:
+        return (
+            f"LoadedModel({self.title}: {self.layers} layers, {self.heads} heads, "
+            f"{self.parameters / 1e6:.1f} M parameters, up to {self.max_tokens} tokens)"
+        )
 
     def tokens(self, text: str) -> _tokens.Tokens:
         """The text as this model reads it, special tokens included, however long it is."""
@@ -333,7 +339,8 @@ def _not_found(name: str, download: bool, error: Exception) -> str:
         return f"{name} cannot be loaded: {reason[0]}\nThe bundled models are {names}."
     return (
         f"{name} is neither a bundled model ({names}) nor a folder, and the local Hugging Face"
-        f" cache has no model of this name.\nAdd --download to fetch it from the Hub."
+        f" cache has no model of this name.\nTo fetch it from the Hub: --download; in Python "
+        "download=True."
     )
 
 

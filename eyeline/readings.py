@@ -136,7 +136,8 @@ def read(weights: Weights, *questions: Any) -> list[Reading]:
     if not isinstance(weights, Weights):
         raise ArgumentError(
             "A reading takes the weights that eyeline.attention or eyeline.weights returns, "
-            f"and got {type(weights).__name__}. They are the second of (out, weights)."
+            f"and got {type(weights).__name__}. They are the second of (out, weights); of a "
+            "watched run ask each layer, as seen[0]."
         )
     asked = [_start(weights, question) for question in questions]
     waiting: list[tuple[int, Any]] = []

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eyeline.api import weights
-from eyeline.errors import ModelError
+from eyeline.errors import ArgumentError, ModelError
 from eyeline.lazy import Weights
 from eyeline.masks import Mask
 
@@ -113,6 +113,10 @@ class Seen:
         if isinstance(key, str) and (found := _HEAD.fullmatch(key)):
             layer, head = (int(number) for number in found.groups())
             return self._head(key, layer, head)
+        if not isinstance(key, (int, str)):
+            raise ArgumentError(
+                f"A layer is asked for by its number or name, a head as 'L3H1'; got {key!r}."
+            )
         index = self._index(key)
         if index not in self._weights:
             self._weights[index] = self._calls[index].weights()

@@ -63,7 +63,8 @@ def from_right(tensor: Tensor, size: Size, name: str) -> Tensor:
     if not fits or any(n not in (1, whole) for n, whole in zip(shape, weights, strict=True)):
         raise ShapeError(
             f"{name} {list(tensor.shape)} does not fit the weights {size}. Its last two sizes are "
-            f"Tq and Tk, or 1; those before them match the weights' from the right, or are 1."
+            f"Tq and Tk, or 1; those before them match the weights' from the right, or are 1. "
+            f"A tokenizer's padding mask [B, Tk] goes to eyeline.masks.only."
         )
     return merged(collapsed(tensor.reshape(shape)), size.lead).to(size.device)
 

@@ -134,6 +134,9 @@ def _as_rule(mask: Any, caller: str) -> Mask | None:
         return mask
     if isinstance(mask, Tensor):
         return from_tensor(mask)
+    if callable(mask):
+        name = getattr(mask, "__name__", "mask")
+        raise MaskError(f"{caller}() got the function {name}: call it, as in eyeline.{name}(...).")
     raise MaskError(
         f"{caller}() takes mask as a rule such as eyeline.causal() or as a tensor that is 1 or "
         f"True where a key may be seen, and got {type(mask).__name__}."
