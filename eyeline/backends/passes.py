@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -140,19 +140,9 @@ def backward_pass(
         r = None if lse_grad is None else lse_grad[at].to(strip.weights.dtype)
         if values is not None:
             G = _value_gradient(strip, values, dv)
-        direct = None
-        if terms:
-            pulled = _pull(strip, terms, view, own)
-            G = (
-                pulled.weights
-                if G is None
-                else G
-                if pulled.weights is None
-                else G.add_(pulled.weights)
-            )
-            r = pulled.lse if r is None else r if pulled.lse is None else r + pulled.lse
-            direct = pulled.scores
-        sums.add(strip, G, r, direct)
+        pulled = _pull(strip, terms, view, own)
+        G, r = _plus(G, pulled.get("weights")), _plus(r, pulled.get("lse"))
+        sums.add(strip, G, r, pulled.get("scores"))
     return Gradients(sums.gradients(), dv, [tuple(o) for o in own])
 
 
@@ -172,26 +162,21 @@ def _value_gradient(strip: Strip, values: Values, dv: Tensor | None) -> Tensor:
     return dropped(strip, values.dropout, G)
 
 
-@dataclass
-class _Pulled:
-    """Gradients that reductions send to a strip: at its weights, at its scores and at its lse."""
-
-    weights: Tensor | None = None
-    scores: Tensor | None = None
-    lse: Tensor | None = None
-
-    def add(self, name: str, grad: Tensor | None) -> None:
-        if grad is not None:
-            kept = getattr(self, name)
-            setattr(self, name, grad if kept is None else kept + grad)
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum of gradients of which either may be missing."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
 
 
-def _pull(strip: Strip, terms: Sequence[Term], view: View, own: list[list[Tensor]]) -> _Pulled:
-    """Differentiate each reduction on the strip.
+def _pull(
+    strip: Strip, terms: Sequence[Term], view: View, own: list[list[Tensor]]
+) -> dict[str, Tensor | None]:
+    """The gradients that reductions send to a strip, at its "weights", "scores" and "lse".
 
-    One after the other, so that their intermediate tensors never add up.
+    They are differentiated one after the other, so that their intermediate tensors never add up.
     """
-    pulled = _Pulled()
+    pulled: dict[str, Tensor | None] = {}
     for term, sums in zip(terms, own, strict=True):
         leaves = {"weights": strip.weights, "lse": strip.m}  # lse = m + log l: m stands for it
         if strip.scores is not None:
@@ -212,16 +197,16 @@ def _pull(strip: Strip, terms: Sequence[Term], view: View, own: list[list[Tensor
         grad = grad.to(out.dtype).expand(out.shape)
         found = torch.autograd.grad(out, [*leaves.values(), *tensors], grad, allow_unused=True)
         for name, g in zip(leaves, found, strict=False):
-            pulled.add(name, g)
+            pulled[name] = _plus(pulled.get(name), g)
         for into, g in zip(sums, found[len(leaves) :], strict=True):
             if g is not None:
                 into += g
     if strip.visible is not None:
         hidden = ~strip.visible
         for name in ("weights", "scores"):
-            found_there = getattr(pulled, name)
-            if found_there is not None:
-                setattr(pulled, name, found_there.masked_fill(hidden, 0.0))
+            arriving = pulled.get(name)
+            if arriving is not None:
+                pulled[name] = arriving.masked_fill(hidden, 0.0)
     return pulled
 
 
@@ -263,9 +248,7 @@ class _Sums:
         return {name: self.kept.get(name) for name in self.problem.tensors}
 
     def add(self, strip: Strip, G: Tensor | None, r: Tensor | None, direct: Tensor | None) -> None:
-        dS = self._at_scores(strip, G, r)
-        if direct is not None:
-            dS = direct if dS is None else dS + direct
+        dS = _plus(self._at_scores(strip, G, r), direct)
         if dS is None:
             return
         if "bias" in self.kept:

@@ -63,7 +63,7 @@ class Body:
         """m and l of every row, computed when first needed and kept."""
         if self.state is None:
             with torch.no_grad():
-                ((m, total),) = gradients.reduce(self.backend, self.problem, [RowState()], View())
+                ((m, total),) = gradients.reduce(self.backend, self.problem, [RowState()])
             self.state = State(m, total)
         return self.state
 
@@ -84,8 +84,7 @@ def choose_lead(body: Body, lead: tuple[Any, ...]) -> Body:
     flat = torch.arange(math.prod(body.lead)).reshape(body.lead)[lead]
     shape = tuple(flat.shape)
     axes = indexing.axes_after(body.axes, lead)
-    flat = flat.flatten()
-    flat = flat.to(device)
+    flat = flat.flatten().to(device)
     if body.view.mean_heads:  # the lead has no head: batch entries come with all of theirs
         heads = torch.arange(problem.Hq, device=device)
         chosen = problem.combinations(flat, heads, (*shape, problem.Hq))
