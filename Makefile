@@ -11,6 +11,11 @@ PYTEST_ARGS ?=
 # Handed on as an environment variable, so that quotes in it stay text.
 export TEXT ?= The keys to the old cabinet are on the table because they were too heavy to carry.
 
+# The native kernels are built by the C++ compiler at hand. What tests, checks or measures must
+# have them; `make look` runs without.
+test test-slow test-all check docs bench .venv/.test: export EYELINE_NATIVE := require
+NATIVE := $(wildcard native/*.cpp native/*.h native/kernels/* native/CMakeLists.txt)
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 # Two workers: the tests are written for two cores. One thread each, or they fight for them.
@@ -56,6 +61,8 @@ bench: .venv/.test ## measure what it costs here, and write the tables into the 
 
 clean: ## remove what make made (.venv, caches); the model cache in your home stays
 	rm -rf .venv .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf eyeline/backends/_native.*.so $(addprefix native/,.cmake CMakeFiles CMakeCache.txt CMakeInit.txt \
+	  cmake_install.cmake build.ninja .ninja_deps .ninja_log .skbuild-info.json *.a)
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
@@ -64,7 +71,7 @@ clean: ## remove what make made (.venv, caches); the model cache in your home st
 	  echo "Python's venv module is missing. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-.venv/.look: .venv/.made pyproject.toml constraints.txt models.txt
+.venv/.look: .venv/.made pyproject.toml constraints.txt models.txt $(NATIVE)
 	@echo "Installing into .venv, once (about 1.4 GB on disk with a CPU build of torch):"
 	@echo "  torch 2.13.0        200 MB to download as a CPU build, several GB as a CUDA build"
 	@echo "  transformers 5.24.0  12 MB, and what it needs, another 60 MB"

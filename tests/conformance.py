@@ -15,11 +15,18 @@ import torch
 from torch import Tensor
 
 import eyeline
+from eyeline.backends import native
+from eyeline.backends.cpu import Cpu
 from eyeline.backends.tiled import Tiled
 from tests import oracle
 from tests.tolerance import agree
+from tests.unnamed import Unnamed
 
-BACKENDS = ["reference", "tiled", "small tiles"]
+# The native kernels, once for each table; without the native module there is none.
+TABLES = [Unnamed(f"cpu {table}", Cpu(table=table)) for table in native.tables()]
+
+# The tables beside the one that runs by itself are asked by the slow tests.
+BACKENDS = ["reference", "tiled", "small tiles", *(cpu.name for cpu in TABLES[:1])]
 
 
 def ignore(*_: Any) -> None:

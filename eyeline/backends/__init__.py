@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from eyeline.backends.base import Backend
+from eyeline.backends.cpu import Cpu
 from eyeline.backends.reference import Reference
 from eyeline.backends.tiled import Tiled
 from eyeline.errors import BackendError
 from eyeline.problem import Problem
 
 # In the order of preference: the first that has no reason against a problem runs it.
-BACKENDS: tuple[Backend, ...] = (Tiled(), Reference())
+BACKENDS: tuple[Backend, ...] = (Cpu(), Tiled(), Reference())
 
 
 def by_name(name: str) -> Backend:

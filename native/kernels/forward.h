@@ -1,0 +1,230 @@
+// out = softmax(q kᵀ) v of some rows of one key head, keys block by block.
+#pragma once
+#include "pack.h"
+#include "softmax.h"
+
+namespace {
+
+using eyeline::Part;
+using eyeline::Watch;
+
+constexpr int GROUP = 16;           // strips whose scores are held at once
+constexpr int STRIPS = 64;          // strips of a part: they share packed keys and values
+constexpr int PART_ROWS = STRIPS * R;
+
+// A part on its way. Everything the loops touch, in one piece of memory.
+struct Forward {
+  const Problem& p;
+  Part part;
+  int strips;
+  bool plain;      // scores need a factor > 0 and nothing else
+  float factor;    // from q·k to a base-2 logit where plain, else 1
+  int64_t Dv;      // rounded up to whole tiles
+
+  float* q;        // [strips, D, R]
+  float* k;        // [KEYS / C, D, C]
+  float* v;        // [Dv / C, KEYS, C]
+  float* s;        // [GROUP, R, KEYS] scores, then weights
+  float* out;      // [strips, R, Dv] sums so far
+  Softmax* row_sum;  // [strips · R]
+  Row* row;        // [strips · R]
+  Span* span;      // [strips]
+  uint8_t* seen;   // [R, KEYS] of one strip
+
+  static int64_t bytes(const Problem& p) {
+    const int64_t Dv = round_up(p.Dv, C);
+    const int64_t floats = PART_ROWS * p.D + KEYS * p.D + KEYS * Dv + GROUP * R * KEYS +
+                           PART_ROWS * Dv;
+    return floats * 4 + PART_ROWS * static_cast<int64_t>(sizeof(Softmax) + sizeof(Row)) +
+           STRIPS * static_cast<int64_t>(sizeof(Span)) + R * KEYS + 16 * 64;
+  }
+
+  Forward(const Problem& p, const Part& part, char* memory)
+      : p(p), part(part), strips(static_cast<int>((part.stop - part.start + R - 1) / R)) {
+    plain = p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
+    factor = plain ? p.scale * log2e : 1.0f;
+    Dv = round_up(p.Dv, C);
+    q = take<float>(memory, PART_ROWS * p.D);
+    k = take<float>(memory, KEYS * p.D);
+    v = take<float>(memory, KEYS * Dv);
+    s = take<float>(memory, GROUP * R * KEYS);
+    out = take<float>(memory, PART_ROWS * Dv);
+    row_sum = take<Softmax>(memory, PART_ROWS);
+    row = take<Row>(memory, PART_ROWS);
+    span = take<Span>(memory, STRIPS);
+    seen = take<uint8_t>(memory, R * KEYS);
+  }
+
+  template <class T>
+  static T* take(char*& memory, int64_t count) {
+    T* here = reinterpret_cast<T*>(memory);
+    memory += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
+    return here;
+  }
+
+  int rows_of(int strip) const {
+    return static_cast<int>(smaller(part.stop - part.start - strip * R, R));
+  }
+
+  template <class T>
+  void start() {
+    const int64_t group = p.group();
+    for (int64_t r = part.start; r < part.stop; ++r) {
+      const int64_t at = r - part.start;
+      row[at] = {part.head * group + r % group, r / group};
+      row_sum[at].start(p, part.n, row[at]);
+    }
+    for (int i = 0; i < strips; ++i)
+      pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * p.D);
+    std::memset(out, 0, static_cast<size_t>(strips * R * Dv * 4));
+  }
+
+  // What each strip sees of a block; the keys that some strip sees.
+  Span look_at(int64_t first, int width) {
+    Span any{width, 0, Sight::none};
+    for (int i = 0; i < strips; ++i) {
+      span[i] = look(p.visible, part.n, row + i * R, rows_of(i), first, width, seen);
+      if (span[i].sight == Sight::none) continue;
+      any.lo = span[i].lo < any.lo ? span[i].lo : any.lo;
+      any.hi = span[i].hi > any.hi ? span[i].hi : any.hi;
+      any.sight = Sight::some;
+    }
+    return any;
+  }
+
+  // s [R, KEYS] = q [R, D] · kᵀ [D, KEYS] for the strips from..to.
+  void multiply_keys(int from, int to, const Span& any) {
+    for (int c = any.lo / C; c * C < any.hi; ++c)
+      for (int i = from; i < to; ++i) {
+        if (span[i].sight == Sight::none || c * C >= span[i].hi || (c + 1) * C <= span[i].lo)
+          continue;
+        float* tile = s + (i - from) * R * KEYS + c * C;
+        F sums[R][2] = {};
+        add_product<R, 1, R>(p.D, q + i * R * p.D, k + c * C * p.D, sums);
+        for (int r = 0; r < R; ++r) {
+          store(tile + r * KEYS, sums[r][0]);
+          store(tile + r * KEYS + W, sums[r][1]);
+        }
+      }
+  }
+
+  // Scores of a strip become weights relative to the rows' largest so far; decay [R].
+  void weigh(int strip, int64_t first, int width, float* scores, float* decay) {
+    const Span sp = span[strip];
+    const int lo = sp.lo / C * C, hi = static_cast<int>(round_up(sp.hi, C)), rows = rows_of(strip);
+    const Row* here = row + strip * R;
+    if (sp.sight == Sight::some) look(p.visible, part.n, here, rows, first, width, seen);
+    for (int r = 0; r < rows; ++r) {
+      float* line = scores + r * KEYS;
+      if (!plain) finish_scores(p, part.n, here[r], first, width, lo, hi, line);
+      if (sp.sight == Sight::some) {
+        hide(line, seen + r * KEYS, lo, hi);
+      } else {
+        for (int j = lo; j < sp.lo; ++j) line[j] = -infinity;
+        for (int j = sp.hi; j < hi; ++j) line[j] = -infinity;
+      }
+      decay[r] = row_sum[strip * R + r].add(line, lo, hi, factor);
+      if (p.dropout.here) drop(p, part.n, here[r], first, sp.lo, sp.hi, line);
+    }
+  }
+
+  // out [rows, Dv] = out · decay + weights [rows, KEYS] · v [KEYS, Dv], one tile of C columns.
+  template <int rows>
+  void multiply_values(int strip, int column, const float* weights, const float* decay) {
+    const Span sp = span[strip];
+    float* tile = out + strip * R * Dv + column * C;
+    F sums[rows][2];
+    for (int r = 0; r < rows; ++r) {
+      sums[r][0] = load(tile + r * Dv) * decay[r];
+      sums[r][1] = load(tile + r * Dv + W) * decay[r];
+    }
+    const float* panel = v + column * C * KEYS + sp.lo * C;
+    add_product<rows, KEYS, 1>(sp.hi - sp.lo, weights + sp.lo, panel, sums);
+    for (int r = 0; r < rows; ++r) {
+      store(tile + r * Dv, sums[r][0]);
+      store(tile + r * Dv + W, sums[r][1]);
+    }
+  }
+
+  // What values that are not finite give to the rows that see them.
+  template <class T>
+  void add_odd(const Odd& odd, int strip, int64_t first, const float* weights) {
+    for (int r = 0; r < rows_of(strip); ++r)
+      for (int a = 0; a < odd.count; ++a) {
+        const int j = odd.key[a];
+        if (j < span[strip].lo || j >= span[strip].hi) continue;
+        if (!sees(p, part.n, row[strip * R + r], first + j)) continue;
+        const T* value = p.v.at<const T>(part.n, part.head, first + j);
+        for (int64_t d = 0; d < p.Dv; ++d) {
+          const float x = T::read(value[d * p.v.stride[3]]);
+          if (!finite(x)) out[(strip * R + r) * Dv + d] += weights[r * KEYS + j] * x;
+        }
+      }
+  }
+
+  template <class T>
+  void add_block(int64_t first, int width) {
+    const Span any = look_at(first, width);
+    if (any.sight == Sight::none) return;
+    for (int c = any.lo / C; c * C < any.hi; ++c) {
+      const int count = static_cast<int>(smaller(width - c * C, C));
+      pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * p.D);
+    }
+    Odd odd;
+    pack_values<T>(p, part.n, part.head, first, any.lo, any.hi, v, odd);
+    for (int from = 0; from < strips; from += GROUP) {
+      const int to = from + GROUP < strips ? from + GROUP : strips;
+      multiply_keys(from, to, any);
+      float decay[GROUP][R];
+      for (int i = from; i < to; ++i)
+        if (span[i].sight != Sight::none)
+          weigh(i, first, width, s + (i - from) * R * KEYS, decay[i - from]);
+      for (int column = 0; column * C < Dv; ++column)
+        for (int i = from; i < to; ++i) {
+          if (span[i].sight == Sight::none) continue;
+          const float* weights = s + (i - from) * R * KEYS;
+          with_rows(rows_of(i), [&](auto rows) {
+            multiply_values<decltype(rows)::value>(i, column, weights, decay[i - from]);
+          });
+        }
+      if (odd.count == 0) continue;
+      for (int i = from; i < to; ++i)
+        if (span[i].sight != Sight::none)
+          add_odd<T>(odd, i, first, s + (i - from) * R * KEYS);
+    }
+  }
+
+  template <class T>
+  void finish() {
+    for (int64_t r = part.start; r < part.stop; ++r) {
+      const int64_t at = r - part.start;
+      const Row here = row[at];
+      T* to = p.out.at<T>(part.n, here.h, here.i);
+      const float l = row_sum[at].l, total = l == 0.0f ? 1.0f : l;
+      for (int64_t d = 0; d < p.Dv; ++d)
+        to[d * p.out.stride[3]] = T::round(out[at * Dv + d] / total);
+      p.lse[(part.n * p.Hq + here.h) * p.Tq + here.i] = row_sum[at].lse();
+    }
+  }
+
+  template <class T>
+  void run(const Watch& watch) {
+    start<T>();
+    for (int64_t first = 0; first < p.Tk; first += KEYS) {
+      if (watch.stop()) return;
+      add_block<T>(first, static_cast<int>(smaller(p.Tk - first, KEYS)));
+    }
+    finish<T>();
+  }
+};
+
+void forward(const Problem& p, const Part& part, char* memory, const Watch& watch) {
+  Forward work(p, part, memory);
+  switch (p.number) {
+    case eyeline::Number::float32: return work.run<Float32>(watch);
+    case eyeline::Number::bfloat16: return work.run<Bfloat16>(watch);
+    case eyeline::Number::float16: return work.run<Float16>(watch);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,80 @@
+// Numbers in memory and as floats.
+#pragma once
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "simd.h"
+
+namespace {
+
+inline uint32_t bits_of(float x) {
+  uint32_t b;
+  std::memcpy(&b, &x, sizeof b);
+  return b;
+}
+
+inline float float_of(uint32_t b) {
+  float x;
+  std::memcpy(&x, &b, sizeof x);
+  return x;
+}
+
+struct Float32 {
+  float x;
+  static float read(Float32 v) { return v.x; }
+  static Float32 round(float x) { return {x}; }
+};
+
+struct Bfloat16 {
+  uint16_t bits;
+  static float read(Bfloat16 v) { return float_of(static_cast<uint32_t>(v.bits) << 16); }
+  static Bfloat16 round(float x) {
+    const uint32_t b = bits_of(x);
+    if (x != x) return {static_cast<uint16_t>((b >> 16) | 0x40)};
+    return {static_cast<uint16_t>((b + 0x7fff + ((b >> 16) & 1)) >> 16)};
+  }
+};
+
+struct Float16 {
+  uint16_t bits;
+  static float read(Float16 v) {
+#if defined(__F16C__)
+    return _cvtsh_ss(v.bits);
+#else
+    // Normal numbers by a shift of the exponent; subnormal ones are m · 2^-24.
+    const uint32_t sign = static_cast<uint32_t>(v.bits & 0x8000) << 16, rest = v.bits & 0x7fff;
+    if (rest >= 0x7c00) return float_of(sign | 0x7f800000 | ((rest & 0x3ff) << 13));
+    if (rest >= 0x400) return float_of(sign | ((rest << 13) + (112u << 23)));
+    const float small = static_cast<float>(rest) * 0x1p-24f;
+    return sign ? -small : small;
+#endif
+  }
+  static Float16 round(float x) {
+#if defined(__F16C__)
+    return {static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))};
+#else
+    const uint32_t b = bits_of(x), size = b & 0x7fffffff;
+    const uint16_t sign = static_cast<uint16_t>((b >> 16) & 0x8000);
+    if (size > 0x7f800000) return {static_cast<uint16_t>(sign | 0x7e00)};
+    if (size >= 0x477ff000) return {static_cast<uint16_t>(sign | 0x7c00)};  // rounds beyond 65504
+    if (size < 0x38800000) {  // subnormal: adding 2^-1 leaves m · 2^-24, rounded to even
+      const float shifted = float_of(size) + 0.5f;
+      return {static_cast<uint16_t>(sign | (bits_of(shifted) - bits_of(0.5f)))};
+    }
+    const uint32_t rounded = size + 0xfff + ((size >> 13) & 1) - (112u << 23);
+    return {static_cast<uint16_t>(sign | (rounded >> 13))};
+#endif
+  }
+};
+
+// n numbers with a stride between them, as floats side by side.
+template <class T>
+inline void read_line(const T* from, int64_t stride, int64_t n, float* to) {
+  if (stride == 1)
+    for (int64_t i = 0; i < n; ++i) to[i] = T::read(from[i]);
+  else
+    for (int64_t i = 0; i < n; ++i) to[i] = T::read(from[i * stride]);
+}
+
+}  // namespace

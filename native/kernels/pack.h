@@ -1,0 +1,67 @@
+// Operands laid out as the inner loop reads them, as floats.
+#pragma once
+#include "mask.h"
+#include "number.h"
+#include "product.h"
+
+namespace {
+
+// A strip of R queries: to [D, R], entries of missing rows 0.
+template <class T>
+void pack_queries(const Problem& p, int64_t n, const Row* rows, int count, float* to) {
+  for (int r = 0; r < R; ++r) {
+    if (r >= count) {
+      for (int64_t d = 0; d < p.D; ++d) to[d * R + r] = 0.0f;
+      continue;
+    }
+    const T* q = p.q.at<const T>(n, rows[r].h, rows[r].i);
+    for (int64_t d = 0; d < p.D; ++d) to[d * R + r] = T::read(q[d * p.q.stride[3]]);
+  }
+}
+
+// C keys: to [D, C], those beyond `count` 0.
+template <class T>
+void pack_keys(const Problem& p, int64_t n, int64_t head, int64_t first, int count, float* to) {
+  const int64_t step = p.k.stride[3];
+  const T* key[C];
+  for (int c = 0; c < C; ++c) key[c] = p.k.at<const T>(n, head, first + (c < count ? c : 0));
+  for (int64_t d = 0; d < p.D; ++d, to += C) {
+    for (int c = 0; c < C; ++c) to[c] = T::read(key[c][d * step]);
+    for (int c = count; c < C; ++c) to[c] = 0.0f;
+  }
+}
+
+// Values with an entry that is not finite. They are packed with 0 in its place, so that they reach
+// no row that does not see them; who sees them hears of it afterwards.
+struct Odd {
+  int count = 0;
+  int key[KEYS];
+};
+
+inline bool finite(float x) { return x - x == 0.0f; }
+
+// Values of keys lo <= j < hi of a block: to [Dv / C, KEYS, C].
+template <class T>
+void pack_values(const Problem& p, int64_t n, int64_t head, int64_t first, int lo, int hi,
+                 float* to, Odd& odd) {
+  odd.count = 0;
+  for (int j = lo; j < hi; ++j) {
+    const T* v = p.v.at<const T>(n, head, first + j);
+    float bad = 0.0f;
+    for (int64_t d = 0; d < p.Dv; d += C) {
+      float* line = to + d * KEYS + j * C;
+      const int64_t width = smaller(p.Dv - d, C);
+      read_line(v + d * p.v.stride[3], p.v.stride[3], width, line);
+      for (int64_t c = width; c < C; ++c) line[c] = 0.0f;
+      for (int c = 0; c < C; ++c) bad += line[c] * 0.0f;
+    }
+    if (bad == 0.0f) continue;
+    odd.key[odd.count++] = j;
+    for (int64_t d = 0; d < p.Dv; ++d) {
+      float& x = to[d / C * C * KEYS + j * C + d % C];
+      x = finite(x) ? x : 0.0f;
+    }
+  }
+}
+
+}  // namespace

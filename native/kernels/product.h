@@ -1,0 +1,40 @@
+// The one inner loop: a tile of a matrix product in registers.
+#pragma once
+#include <type_traits>
+
+#include "simd.h"
+
+namespace {
+
+constexpr int R = 6;      // rows of a tile: 6 × 2 sums, 2 of b and 1 of a are 15 of 16 registers
+constexpr int C = 2 * W;  // its columns
+
+// c [rows, C] += a [rows, n] · b [n, C]. Row r of a begins at a + r · row, its entries are `step`
+// apart; both are known to the compiler.
+template <int rows, int row, int step>
+inline void add_product(int64_t n, const float* a, const float* b, F (&c)[rows][2]) {
+  for (int64_t i = 0; i < n; ++i, a += step, b += C) {
+    const F b0 = load(b), b1 = load(b + W);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r) {
+      const F x = splat(a[r * row]);
+      c[r][0] += x * b0;
+      c[r][1] += x * b1;
+    }
+  }
+}
+
+// Calls `f` with the number of rows, 1 to R, as a constant.
+template <class Call>
+inline void with_rows(int rows, const Call& f) {
+  switch (rows) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    case 5: return f(std::integral_constant<int, 5>{});
+    default: return f(std::integral_constant<int, R>{});
+  }
+}
+
+}  // namespace

@@ -1,0 +1,98 @@
+// A row of scores made into weights, block by block: the online softmax in base 2.
+#pragma once
+#include "exponential.h"
+#include "mask.h"
+#include "number.h"
+#include "product.h"
+
+namespace {
+
+// Σ 2^(s - m) so far, with the largest s; s = score · log2(e).
+struct Softmax {
+  float m = -infinity, l = 0.0f;
+
+  void start(const Problem& p, int64_t n, Row row) {
+    m = -infinity;
+    l = 0.0f;
+    if (!p.sinks) return;
+    m = *p.sinks.at<const float>(n, row.h) * log2e;
+    if (m != -infinity) l = exp2(m - m);
+  }
+
+  // Scores s[lo..hi) · factor become 2^(s - m), all sums so far are to be multiplied by what comes
+  // back. lo and hi are multiples of W.
+  float add(float* s, int lo, int hi, float factor) {
+    F top = splat(-infinity);
+    for (int j = lo; j < hi; j += W) top = max(load(s + j), top);
+    const float before = m, block = largest(top) * factor;
+    m = block > m ? block : m;
+    const float shift = m == -infinity ? 0.0f : m;
+    F total{};
+    for (int j = lo; j < hi; j += W) {
+      const F w = exp2(load(s + j) * factor - shift);
+      store(s + j, w);
+      total += w;
+    }
+    const float decay = exp2(before - shift);
+    l = l * decay + sum(total);
+    return decay;
+  }
+
+  float lse() const {
+    if (l == 0.0f) return -infinity;
+    if (m == infinity) return m;
+    return static_cast<float>(m * ln2 + __builtin_log(static_cast<double>(l)));
+  }
+};
+
+// -inf at the keys lo <= j < hi that the row does not see.
+inline void hide(float* s, const uint8_t* seen, int lo, int hi) {
+  for (int j = lo; j < hi; ++j) s[j] = seen[j] ? s[j] : -infinity;
+}
+
+// Scores q·k of keys lo <= j < hi of a block become base-2 logits, with scale, softcap and biases.
+// The range is in whole vectors; what lies beyond the block's width is to be hidden afterwards.
+inline void finish_scores(const Problem& p, int64_t n, Row row, int64_t first, int width, int lo,
+                          int hi, float* s) {
+  for (int j = lo; j < hi; j += W) {
+    F x = load(s + j) * p.scale;
+    if (p.softcap > 0.0f) x = tanh(x / p.softcap) * p.softcap;
+    store(s + j, x);
+  }
+  const int stop = hi < width ? hi : width;
+  if (p.bias) {
+    const float* bias = p.bias.at<const float>(n, row.h, row.i, first);
+    const int64_t step = p.bias.stride[3];
+    for (int j = lo; j < stop; ++j) {
+      const float b = bias[j * step];
+      s[j] = b == -infinity ? b : s[j] + b;
+    }
+  }
+  if (p.relative) {
+    const float* bias =
+        p.relative.at<const float>(n, row.h, first - p.position(row.i) + p.origin);
+    for (int j = lo; j < stop; ++j) s[j] = bias[j] == -infinity ? bias[j] : s[j] + bias[j];
+  }
+  for (int j = lo; j < hi; j += W) store(s + j, load(s + j) * log2e);
+}
+
+// The finaliser of splitmix64, as eyeline/backends/random.py has it.
+inline uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// Leaves out weights, each by its own random number, and scales those that stay.
+inline void drop(const Problem& p, int64_t n, Row row, int64_t first, int lo, int hi, float* w) {
+  constexpr uint64_t step = 0x9E3779B97F4A7C15u;
+  uint64_t key = p.dropout.seed;
+  const int64_t place[3] = {n, row.h, row.i};
+  for (const int64_t index : place) key = mix(key + (static_cast<uint64_t>(index) + 1) * step);
+  for (int j = lo; j < hi; ++j) {
+    const uint64_t drawn = mix(key + (static_cast<uint64_t>(first + j) + 1) * step) >> 40;
+    w[j] *= drawn >= p.dropout.threshold ? p.dropout.scale : 0.0f;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,87 @@
+// One attention as plain numbers, pointers and strides: all that kernels know of Python and torch.
+//
+// The letters are those of DESIGN.md: N batch, Hq query heads, Hk key heads, Tq queries, Tk keys,
+// D size of a key, Dv of a value.
+#pragma once
+#include <cstdint>
+
+namespace eyeline {
+
+// How numbers lie in memory. Inside everything is float.
+enum class Number : int { float32 = 0, bfloat16 = 1, float16 = 2 };
+
+// A tensor of up to four dimensions. Strides count elements; what broadcasts has stride 0.
+struct View {
+  char* data = nullptr;
+  int64_t stride[4] = {0, 0, 0, 0};
+
+  explicit operator bool() const { return data != nullptr; }
+
+  template <class T>
+  T* at(int64_t a, int64_t b = 0, int64_t c = 0, int64_t d = 0) const {
+    return reinterpret_cast<T*>(data) + a * stride[0] + b * stride[1] + c * stride[2] +
+           d * stride[3];
+  }
+};
+
+// Who may see whom: a key is visible to a query iff every part that is there says so.
+struct Visible {
+  View starts, stops;    // int64 [N, Hq, Tq, intervals]: sorted, disjoint, the empty ones last
+  int64_t intervals = 0;
+  View keep;             // bool [N, Hq, Tk]
+  View q_ids, k_ids;     // int64 [N, Hq, Tq] and [N, Hq, Tk]: equal ids see each other
+  View dense;            // bool [N, Hq, Tq, Tk]
+
+  bool everything() const { return !starts && !keep && !q_ids && !dense; }
+};
+
+struct Dropout {
+  bool here = false;
+  uint64_t seed = 0;
+  uint64_t threshold = 0;  // of 2^24: a weight whose 24 random bits are below it is left out
+  float scale = 1.0f;      // of the weights that stay
+};
+
+struct Problem {
+  int64_t N = 0, Hq = 0, Hk = 0, Tq = 0, Tk = 0, D = 0, Dv = 0;
+  Number number = Number::float32;
+  View q, k, v;               // [N, Hq, Tq, D], [N, Hk, Tk, D], [N, Hk, Tk, Dv] of `number`
+  View out;                   // [N, Hq, Tq, Dv] of `number`
+  float* lse = nullptr;       // [N, Hq, Tq], contiguous
+  float scale = 1.0f;
+  float softcap = 0.0f;       // 0: none
+  View bias;                  // float [N, Hq, Tq, Tk]
+  View relative;              // float [N, Hq, n], at j - position(i) + origin
+  int64_t origin = 0;
+  int64_t first_position = 0, position_step = 1;
+  const int64_t* positions = nullptr;  // [Tq], where the two numbers above do not say it
+  View sinks;                 // float [N, Hq]
+  Visible visible;
+  Dropout dropout;
+
+  int64_t group() const { return Hk ? Hq / Hk : 1; }
+
+  int64_t position(int64_t i) const {
+    return positions ? positions[i] : first_position + i * position_step;
+  }
+};
+
+// Rows of one key head. Row r is query r / group of the head's query head r % group: heads that
+// share keys stand side by side, and rows near each other see much the same keys.
+struct Part {
+  int64_t n, head, start, stop;
+};
+
+// Looked at between tiles, so that Ctrl-C answers at once.
+struct Watch {
+  void (*poll)(void* self) = nullptr;  // in the calling thread only: raises `stopped` if asked to
+  void* self = nullptr;
+  int* stopped = nullptr;
+
+  bool stop() const {
+    if (poll) poll(self);
+    return stopped && __atomic_load_n(stopped, __ATOMIC_RELAXED);
+  }
+};
+
+}  // namespace eyeline

@@ -1,0 +1,20 @@
+// A table: every kernel, compiled for one instruction set.
+#pragma once
+#include "problem.h"
+
+namespace eyeline {
+
+struct Table {
+  const char* name;
+  int64_t part_rows;                                   // rows that a part may have at most
+  int64_t (*memory)(const Problem& problem);           // bytes that a thread needs
+  void (*forward)(const Problem& problem, const Part& part, char* memory, const Watch& watch);
+};
+
+// The tables that this processor can run, the best one first; `count` says how many.
+const Table* const* tables(int* count);
+
+// The table of this name, null where it is unknown or this processor cannot run it.
+const Table* table(const char* name);
+
+}  // namespace eyeline

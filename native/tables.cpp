@@ -1,0 +1,48 @@
+// Which tables this processor can run: asked of the processor, at run time.
+#include "table.h"
+
+#include <cstring>
+
+extern "C" {
+extern const eyeline::Table eyeline_table_scalar;
+#ifdef EYELINE_X86
+extern const eyeline::Table eyeline_table_avx2;
+#endif
+}
+
+namespace eyeline {
+
+namespace {
+
+struct Found {
+  const Table* all[4];
+  int count = 0;
+
+  Found() {
+#ifdef EYELINE_X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
+      all[count++] = &eyeline_table_avx2;
+#endif
+    all[count++] = &eyeline_table_scalar;
+  }
+};
+
+}  // namespace
+
+const Table* const* tables(int* count) {
+  static const Found found;
+  *count = found.count;
+  return found.all;
+}
+
+const Table* table(const char* name) {
+  int count = 0;
+  const Table* const* all = tables(&count);
+  for (int i = 0; i < count; ++i)
+    if (std::strcmp(all[i]->name, name) == 0) return all[i];
+  return nullptr;
+}
+
+}  // namespace eyeline

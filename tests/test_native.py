@@ -1,0 +1,270 @@
+"""The native kernels beyond what every backend owes: tables, threads, forks, signals, builds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import eyeline
+from eyeline import masks
+from eyeline.backends import native
+from eyeline.backends.cpu import Cpu
+from tests.conformance import inputs
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLES = [Cpu(table=table) for table in native.tables()]
+POISON = [float("nan"), float("inf"), float("-inf")]
+
+every_table = pytest.mark.parametrize("cpu", TABLES, ids=lambda cpu: str(cpu.table))
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+
+
+def test_where_it_must_be_it_is():
+    """With EYELINE_NATIVE=require (make, continuous integration) importing has already failed."""
+    if not TABLES:
+        assert "native module" in native.missing
+    else:
+        assert native.tables()[-1] == "scalar"
+        assert native.chosen() in native.tables()
+
+
+def test_without_the_module_everything_still_runs():
+    code = (
+        "import torch, eyeline; from eyeline.backends import native; q = torch.eye(3);"
+        "print(eyeline.attention(q, q, q)[0].shape, native.missing);"
+        "eyeline.attention(q, q, q, backend='cpu')"
+    )
+    done = run(code, EYELINE_NATIVE="off")
+    assert "[3, 3]" in done.stdout
+    assert "switched off" in done.stdout
+    assert "BackendError: The backend 'cpu' cannot run this: the native module" in done.stderr
+
+
+def test_a_table_can_be_named():
+    code = "import torch, eyeline; from eyeline.backends import native; print(native.chosen())"
+    if TABLES:
+        assert run(code, EYELINE_NATIVE_TABLE="scalar").stdout.strip() == "scalar"
+        done = run(code, EYELINE_NATIVE_TABLE="abacus")
+        assert "EYELINE_NATIVE_TABLE=abacus names no table that runs here" in done.stderr
+
+
+def test_a_double_is_refused_when_the_backend_is_named():
+    q = torch.eye(2, dtype=torch.float64)
+    with pytest.raises(eyeline.errors.BackendError, match="and q is float64"):
+        eyeline.attention(q, q, q, backend="cpu")
+
+
+@every_table
+@pytest.mark.parametrize("value", POISON)
+@pytest.mark.parametrize("where", ["k", "v"])
+@pytest.mark.parametrize("rule", ["causal", "table", "only", "bias"])
+def test_hidden_never_moves_a_bit(cpu, value, where, rule):
+    """In float32: rows that may not see a bad key are the same to the last bit."""
+    T, bad = 300, 40
+    q, k, v = inputs(T, D=20, Dv=24)
+    visible = {
+        "causal": torch.ones(T, T).tril().bool(),
+        "table": torch.rand(T, T) < 0.5,
+        "only": (torch.arange(T) != bad).expand(T, T),
+        "bias": torch.rand(T, T) < 0.5,
+    }[rule]
+    rules = {"causal": eyeline.causal(), "only": masks.only(torch.arange(T) != bad)}
+    options = {"mask": rules.get(rule, visible)}
+    if rule == "bias":
+        options = {"bias": torch.where(visible, 0.25, -torch.inf)}
+    worse = {"k": k, "v": v}
+    worse[where] = worse[where].clone()
+    worse[where][..., bad, :] = value
+    out, w = eyeline.attention(q, k, v, **options, backend=cpu)
+    other, of = eyeline.attention(q, worse["k"], worse["v"], **options, backend=cpu)
+    clean = ~visible[:, bad]
+    assert torch.equal(out[..., clean, :], other[..., clean, :])
+    assert torch.equal(w.lse[..., clean], of.lse[..., clean])
+    if where == "v":
+        assert not other[..., ~clean, :].isfinite().any()
+
+
+@every_table
+def test_one_value_that_is_not_finite(cpu):
+    """Its own column hears of it, and no other."""
+    q, k, v = inputs(70, D=8, Dv=40)
+    v[..., 5, 33] = torch.inf
+    v[..., 6, 2] = -torch.inf
+    out, _ = eyeline.attention(q, k, v, backend=cpu)
+    assert (out[..., 33] == torch.inf).all()
+    assert (out[..., 2] == -torch.inf).all()
+    others = torch.tensor([c for c in range(40) if c not in (2, 33)])
+    assert out[..., others].isfinite().all()
+
+
+@every_table
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_dropout_draws_what_the_definition_draws(cpu, p):
+    q, k, _ = inputs(150, 301, Hq=4, Hk=2)
+    eye = torch.eye(301).expand(2, 2, -1, -1)
+    torch.manual_seed(4)
+    mine = eyeline.attention(q, k, eye, eyeline.causal(), dropout=p, backend=cpu)[0]
+    torch.manual_seed(4)
+    exact = eyeline.attention(q, k, eye, eyeline.causal(), dropout=p, backend="reference")[0]
+    assert torch.equal(mine != 0, exact != 0)
+    torch.testing.assert_close(mine, exact)
+
+
+@every_table
+def test_threads_move_no_bit(cpu):
+    q, k, v = inputs(700, 900, Hq=4, Hk=2, D=40)
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 3, 5):
+            torch.set_num_threads(count)
+            found.append(eyeline.attention(q, k, v, eyeline.causal(), backend=cpu)[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@every_table
+def test_the_order_of_keys_does_not_matter(cpu):
+    q, k, v = inputs(50, 700, D=16)
+    order = torch.randperm(700)
+    out, _ = eyeline.attention(q, k, v, backend=cpu)
+    other, _ = eyeline.attention(q, k[..., order, :], v[..., order, :], backend=cpu)
+    torch.testing.assert_close(other, out)
+
+
+@every_table
+def test_many_python_threads(cpu):
+    """One team at a time; who finds it taken works alone, and all are right."""
+    q, k, v = inputs(300, 400, D=32)
+    exact = eyeline.attention(q, k, v, eyeline.causal(), backend="reference")[0]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        torch.set_num_threads(2)
+        for _ in range(10):
+            out, _ = eyeline.attention(q, k, v, eyeline.causal(), backend=cpu)
+            if not torch.allclose(out, exact, atol=1e-5):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def _in_child(q, k, v, queue):
+    queue.put(eyeline.attention(q, k, v, eyeline.causal())[0].tolist())
+
+
+def test_a_forked_child_works_alone():
+    """The parent's threads are gone there. (torch's own operators hang over large tensors.)"""
+    q, k, v = inputs(128, lead=(1,), D=8)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        expected = eyeline.attention(q, k, v, eyeline.causal())[0].tolist()
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        child = context.Process(target=_in_child, args=(q, k, v, queue), daemon=True)
+        child.start()
+        child.join(timeout=30)
+        assert child.exitcode == 0
+        assert queue.get() == expected
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_control_c_answers_between_tiles():
+    """A call that takes half a minute stops within a second or two."""
+    code = (
+        "import torch, eyeline; torch.set_num_threads(2); q = torch.randn(1, 16, 32768, 64);"
+        "print('ready', flush=True); eyeline.attention(q, q, q, backend='cpu')"
+    )
+    if not TABLES:
+        return
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().strip() == "ready"
+        time.sleep(0.5)
+        asked = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+        assert time.monotonic() - asked < 5
+        assert "KeyboardInterrupt" in process.stderr.read()
+
+
+FLAGS = {"scalar": [], "avx2": ["-mavx2", "-mfma", "-mf16c"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", [table for table in native.tables() if table in FLAGS])
+def test_a_kernel_object_exports_one_symbol(table, tmp_path):
+    """Anything else could be merged with a copy compiled for another processor."""
+    made = tmp_path / "table.o"
+    source = ROOT / "native" / "kernels" / "table.cpp"
+    flags = ["-std=c++17", "-O1", "-fPIC", f"-DEYELINE_TABLE={table}", *FLAGS[table]]
+    subprocess.run(["c++", *flags, "-Wno-psabi", "-c", source, "-o", made], check=True)
+    listed = subprocess.run(
+        ["nm", "-g", "--defined-only", made], capture_output=True, text=True, check=True
+    )
+    names = [line.split()[-1] for line in listed.stdout.splitlines() if line.strip()]
+    assert [name for name in names if not name.endswith(":")] == [f"eyeline_table_{table}"]
+
+
+def _wheel(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A wheel of a copy of the sources, without what an editable install left beside them."""
+    copy = tmp_path / "source"
+    for name in ("eyeline", "native"):
+        shutil.copytree(
+            ROOT / name,
+            copy / name,
+            ignore=shutil.ignore_patterns("*.so", "CMakeCache.txt", "CMakeFiles", "__pycache__"),
+        )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(copy)]
+    env = {n: v for n, v in os.environ.items() if n != "EYELINE_NATIVE"} | environment
+    return subprocess.run(command, capture_output=True, text=True, env=env)
+
+
+@pytest.mark.slow
+def test_a_wheel_without_a_compiler(tmp_path):
+    done = _wheel(tmp_path, CC="/bin/false", CXX="/bin/false")
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    held = zipfile.ZipFile(wheel).namelist()
+    assert "eyeline/backends/cpu.py" in held
+    assert "eyeline/views/page.css" in held
+    assert not [name for name in held if name.endswith(".so")]
+
+
+@pytest.mark.slow
+def test_a_wheel_that_needs_a_compiler(tmp_path):
+    required = {"CC": "/bin/false", "CXX": "/bin/false", "EYELINE_NATIVE": "require"}
+    assert _wheel(tmp_path, **required).returncode != 0
