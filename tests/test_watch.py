@@ -218,7 +218,7 @@ def test_queries_and_keys_are_held_by_reference():
         layer.self_attn.q_proj.register_forward_hook(keep)
     with watch(model) as seen:
         run(model, **inputs())
-    before = seen._calls[0].q.untyped_storage().nbytes()
+    before = seen.calls[0].q.untyped_storage().nbytes()
     assert before == held[0].untyped_storage().nbytes()
 
 

@@ -128,7 +128,7 @@ def test_plain_causal_and_padding_stay_rules():
     model = tiny("mistral")
     with watch(model) as seen:
         run(model, **inputs("left"))
-    call = seen._calls[0]
+    call = seen.calls[0]
     assert isinstance(call.mask, masks.Mask)
     assert call.mask.formula == "window(3) & only(bool [2, 10])"
     assert torch.equal(seen.real(0), inputs("left")["attention_mask"].bool())

@@ -1,1 +1,127 @@
-"""How eyeline reaches into other libraries; nothing else in the package knows them."""
+"""How eyeline reaches into other libraries; nothing else in the package knows them.
+
+`intercepted` is the one door to the attention of a running model: it hands every call of an
+attention to a function, which lets the model's own kernel run or computes something else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from eyeline.errors import ModelError
+
+if TYPE_CHECKING:  # seen stands on this module
+    from eyeline.seen.call import Call, Missing
+
+Handle = Callable[["Call", Callable[[], Tensor]], Tensor]
+"""What is handed each call and the model's own kernel, and gives the output."""
+
+inside: ContextVar[bool] = ContextVar("inside", default=False)
+"""True while an attention function runs whose call was handed over: what it calls is part of it."""
+
+
+@contextmanager
+def intercepted(
+    model: torch.nn.Module,
+    handle: Handle,
+    start: Callable[[], None],
+    missed: Callable[[tuple[Missing, ...]], None],
+) -> Iterator[None]:
+    """Hand every attention call of `model` to `handle`; restore everything afterwards.
+
+    ``handle(call, own) -> out [B, Hq, Tq, Dv]``: `own()` runs the model's own kernel and gives its
+    output; where `handle` returns that very tensor, the model goes on with what its own function
+    returned, bit for bit. `call.v` is always there. `start()` is called where an outermost forward
+    of the model begins, `missed(...)` where it ends, with the attention that ran unseen. Several
+    interceptions may be nested; the inner one is asked first and its `own()` asks the outer one.
+
+    Raises ModelError for what is no model, or a model that cannot be looked into.
+    """
+    _check(model)
+    heard = _Heard(handle, start, missed)
+    if not _holds_transformers(model):
+        raise ModelError(
+            f"watch() looks into models of Hugging Face transformers, and {type(model).__name__}"
+            f" ({type(model).__module__}) holds none.\n"
+            "For attention of your own, call eyeline.attention(q, k, v, mask) or"
+            " eyeline.weights(q, k, mask) in it."
+        )
+    with ExitStack() as stack:
+        from eyeline.integrations import huggingface
+
+        stack.enter_context(
+            huggingface.intercepted(
+                model, heard.handle, heard.start, lambda missing: heard.missed("hf", missing)
+            )
+        )
+        yield
+
+
+class _Heard:
+    """What several integrations tell of one forward, as one: names once, missing what all missed.
+
+    Calls of one module are numbered from the second on ("#2"), whoever tells of them.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        start: Callable[[], None],
+        missed: Callable[[tuple[Missing, ...]], None],
+    ) -> None:
+        self._handle, self._start, self._missed = handle, start, missed
+        self._runs: Counter[str] = Counter()
+        self._told: dict[str, tuple[Missing, ...]] = {}
+
+    def start(self) -> None:
+        self._runs.clear()
+        self._told.clear()
+        self._start()
+
+    def handle(self, call: Call, own: Callable[[], Tensor]) -> Tensor:
+        path = call.name.partition("#")[0]
+        self._runs[path] += 1
+        name = path if self._runs[path] == 1 else f"{path}#{self._runs[path]}"
+        return self._handle(call if call.name == name else replace(call, name=name), own)
+
+    def missed(self, teller: str, missing: tuple[Missing, ...]) -> None:
+        self._told[teller] = missing
+        found: dict[str, Missing] = {}
+        for told in self._told.values():
+            for one in told:
+                if not self._heard(one.name):
+                    found.setdefault(one.name, one)
+        self._missed(tuple(found.values()))
+
+    def _heard(self, path: str) -> bool:
+        return any(name == path or name.startswith(f"{path}.") for name in self._runs)
+
+
+def _check(model: torch.nn.Module) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(
+            f"watch() takes a model, a torch.nn.Module, and this is a {type(model).__name__}."
+        )
+    whole = getattr(model, "_orig_mod", None)
+    if isinstance(whole, torch.nn.Module):
+        raise ModelError(
+            "watch() cannot look into a compiled model: its attention calls are no longer there.\n"
+            "Watch and call the model that was given to torch.compile."
+        )
+
+
+def _holds_transformers(model: torch.nn.Module) -> bool:
+    """Whether a model of transformers is in it; transformers is never imported to know."""
+    library = sys.modules.get("transformers.modeling_utils")
+    return library is not None and any(
+        isinstance(module, library.PreTrainedModel) for module in model.modules()
+    )

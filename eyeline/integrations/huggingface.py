@@ -1,11 +1,11 @@
-"""Recording what the attention of a Hugging Face model is called with.
+"""The attention calls of a Hugging Face model, intercepted.
 
 transformers looks its attention function up by a name in the model's configuration, and the
-function that makes the mask by the same name. While a model is watched that name is one of ours:
-both functions hand everything to the ones that the model had, return exactly what those returned,
-and note queries, keys and the mask on the way. The mask is noted as a rule where the function
-that describes it is one of transformers' own (causal, window, chunk, packed, padding); else it is
-the tensor that was made from it.
+function that makes the mask by the same name. While a model is looked into that name is one of
+ours: both functions hand everything to the ones that the model had and return exactly what those
+returned, unless whoever looks puts something else in its place. The mask is told as a rule where
+the function that describes it is one of transformers' own (causal, window, chunk, packed,
+padding); else it is the tensor that was made from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import inspect
 import itertools
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,58 +21,209 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-from transformers.modeling_utils import (
-    ALL_ATTENTION_FUNCTIONS,
-    AttentionInterface,
-    PreTrainedModel,
-)
+from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
 from eyeline.errors import ModelError
-from eyeline.integrations.huggingface_masks import Told, told
-from eyeline.masks import Mask, causal
-from eyeline.seen import Call, Seen
+from eyeline.integrations import Handle, huggingface_attention, inside
+from eyeline.integrations.huggingface_calls import (
+    Rules,
+    attention_modules,
+    call_of,
+    crosses,
+    function_of,
+    named_cross,
+)
+from eyeline.seen.call import Missing
 
+huggingface_attention.register()  # as the implementation "eyeline"
 OLDEST = (5, 18)
 # Without "sdpa", "flash", "flex" and "eager", which transformers looks for in names.
 _names = (f"eyeline_watch_{number}" for number in itertools.count())
+_taken: dict[str, str] = {}  # each name of ours that is in use → the implementation under it
 _COMPARES = r"_attn_implementation\s*(?:==|!=|not in|in)[^\n]*[\"']{}[\"']"
-_CROSS = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
 
 
 @contextmanager
-def recorded(model: torch.nn.Module, seen: Seen) -> Iterator[None]:
-    """Let `seen` be told of every attention call of `model`; restore everything afterwards."""
+def intercepted(
+    model: torch.nn.Module,
+    handle: Handle,
+    start: Callable[[], None],
+    missed: Callable[[tuple[Missing, ...]], None],
+) -> Iterator[None]:
+    """`eyeline.integrations.intercepted` for calls that go through transformers' interface."""
     _check_version()
-    submodels = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, PreTrainedModel)
-    }
-    closed = tuple(n for n, m in submodels.items() if not m._can_set_attn_implementation())
-    _check(submodels, closed)
-    recorder = _Recorder(model, seen)
-    configs = _configs(model, {id(submodels[name].config) for name in closed})
-    originals = {id(config): config._attn_implementation for config in configs}
-    names = {original: next(_names) for original in set(originals.values())}
-    hooks = recorder.hooks(model)
+    door = _Door(model, handle, start, missed)
     try:
-        for original, name in names.items():
-            recorder.register(name, original)
-        for config in configs:
-            # The public setter would spread one name over configurations that differ.
-            config._attn_implementation_internal = names[originals[id(config)]]
+        door.open()
         yield
-        seen._miss(recorder.missed())
+        door.end()
     finally:
-        for config in configs:
-            config._attn_implementation_internal = originals[id(config)]
-        for name in names.values():  # there is no public way to take a name back
+        door.close()
+
+
+class _Door:
+    """One interception of one model: the names it has taken, the hooks it has set."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        handle: Handle,
+        start: Callable[[], None],
+        missed: Callable[[tuple[Missing, ...]], None],
+    ) -> None:
+        self.model, self.handle, self.start, self.missed = model, handle, start, missed
+        self.paths = {id(module): name for name, module in model.named_modules()}
+        self.submodels = {n: m for n, m in model.named_modules() if isinstance(m, PreTrainedModel)}
+        self.closed = {
+            id(m.config) for m in self.submodels.values() if not m._can_set_attn_implementation()
+        }
+        _check(self.submodels, self.closed)
+        self.configs = _configs(model, self.closed)
+        self.before = [config._attn_implementation for config in self.configs]
+        self.names: dict[str, str] = {}  # implementation that the model had → our name for it
+        self.hooks: list[Any] = []
+        self.rules = Rules()
+        self.ran: dict[str, bool] = {}  # attention modules in the order they ran → cross or not
+        self.called: set[str] = set()
+        self.dense: dict[str, tuple[Tensor, ...]] = {}
+
+    def open(self) -> None:
+        self.claim()
+        self.hooks = [
+            self.model.register_forward_pre_hook(self.begin),
+            self.model.register_forward_hook(self.finish),
+            *(
+                m.register_forward_pre_hook(self.enter, with_kwargs=True)
+                for m in attention_modules(self.model)
+            ),
+            # generate() may set another implementation on the way, and calls encoders alone
+            *(m.register_forward_pre_hook(self.claim) for m in self.submodels.values()),
+        ]
+
+    def close(self) -> None:
+        for config, implementation in zip(self.configs, self.before, strict=True):
+            config._attn_implementation_internal = implementation
+        for name in self.names.values():  # there is no public way to take a name back
+            _taken.pop(name, None)
             AttentionInterface._global_mapping.pop(name, None)
             AttentionMaskInterface._global_mapping.pop(name, None)
-        for hook in hooks:
+        for hook in self.hooks:
             hook.remove()
+
+    def claim(self, *_: Any) -> None:
+        """Put a name of ours over every implementation that has none on top or under others."""
+        for config in self.configs:
+            original = config._attn_implementation
+            if self.covers(original):
+                continue
+            if original not in self.names:
+                name = self.names[original] = next(_names)
+                _taken[name] = original
+                self.register(name, original)
+            # The public setter would spread one name over configurations that differ.
+            config._attn_implementation_internal = self.names[original]
+
+    def covers(self, implementation: str) -> bool:
+        """Whether a name of this door is in the chain of names that others have put over it."""
+        while implementation in _taken:
+            if implementation in self.names.values():
+                return True
+            implementation = _taken[implementation]
+        return False
+
+    def begin(self, module: torch.nn.Module, args: Any) -> None:
+        if _computing_again():
+            return
+        self.ran.clear()
+        self.called.clear()
+        self.dense.clear()
+        self.start()
+
+    def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        path = self.paths[id(module)]
+        self.ran[path] = crosses(module, path, args, kwargs)
+
+    def finish(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not _computing_again():
+            self.end()
+
+    def end(self) -> None:
+        """Tell of the attention modules that ran and called nothing of ours."""
+        self.missed(
+            tuple(
+                Missing(path, "It computes attention with code of its own.")
+                for path in self.ran
+                if path not in self.called
+            )
+        )
+
+    def register(self, name: str, original: str) -> None:
+        def attend(
+            module: torch.nn.Module,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            attention_mask: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            function = function_of(module, original)
+
+            def run() -> Any:
+                token = inside.set(True)
+                try:
+                    return function(module, query, key, value, attention_mask, *args, **kwargs)
+                finally:
+                    inside.reset(token)
+
+            if id(module) not in self.paths or _computing_again():
+                return run()
+            return self.hand(original, module, (query, key, value), attention_mask, kwargs, run)
+
+        def make_mask(*args: Any, **kwargs: Any) -> Any:
+            mask = ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **kwargs)
+            if not args:
+                self.rules.note(mask, kwargs)
+            return mask
+
+        AttentionInterface.register(name, attend)
+        # A name without a mask function is handed the mask as the caller gave it.
+        if original in ALL_MASK_ATTENTION_FUNCTIONS:
+            AttentionMaskInterface.register(name, make_mask)
+
+    def hand(
+        self,
+        original: str,
+        module: torch.nn.Module,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        mask: Any,
+        kwargs: dict[str, Any],
+        run: Callable[[], Any],
+    ) -> Any:
+        path = self.paths[id(module)]
+        self.called.add(path)
+        crossing = self.ran[path] if path in self.ran else named_cross(path)
+        call = call_of(path, original, module, tensors, mask, self.rules, crossing, kwargs)
+        result: Any = None
+        own: Tensor | None = None
+
+        def kernel() -> Tensor:
+            nonlocal result, own
+            result = run()
+            own = result[0].transpose(1, 2)
+            return own
+
+        out = self.handle(call, kernel)
+        if own is not None and out is own:
+            return result
+        weights = None if result is None else result[1]
+        return out.transpose(1, 2).contiguous(), weights
+
+
+def _computing_again() -> bool:
+    """Whether this is gradient checkpointing, which computes a layer again while going backward."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _configs(model: torch.nn.Module, closed: set[int]) -> list[Any]:
@@ -103,17 +253,10 @@ def _check_version() -> None:
         )
 
 
-def _check(submodels: dict[str, PreTrainedModel], closed: tuple[str, ...]) -> None:
-    top = next(iter(submodels))
-    if top in closed:
-        raise ModelError(
-            f"watch() cannot look into {type(submodels[top]).__name__}: this family"
-            f" ({submodels[top].config.model_type}) computes attention with code of its own, not"
-            " through transformers' attention interface."
-        )
-    for name, submodel in submodels.items():
+def _check(submodels: dict[str, PreTrainedModel], closed: set[int]) -> None:
+    for submodel in submodels.values():
         implementation = submodel.config._attn_implementation
-        if name in closed or implementation is None:
+        if id(submodel.config) in closed or implementation is None:
             continue
         if re.search(r"flash|flex|paged|/", implementation):
             raise ModelError(
@@ -135,164 +278,3 @@ def _depends_on_name(submodel: PreTrainedModel, implementation: str) -> bool:
     lines = re.findall(_COMPARES.format(re.escape(implementation)), source)
     # GPT-2 asks in order to reorder and upcast, which was looked for above
     return bool(lines) and "reorder_and_upcast_attn" not in source
-
-
-class _Recorder:
-    """Notes the attention calls of one watched model."""
-
-    def __init__(self, model: torch.nn.Module, seen: Seen) -> None:
-        self.seen = seen
-        self.paths = {id(module): name for name, module in model.named_modules()}
-        self.runs: Counter[str] = Counter()
-        self.ran: dict[str, None] = {}  # attention modules in the order in which they ran
-        self.rules: Any = WeakIdKeyDictionary()  # mask tensor → the rule it was made from
-
-    def hooks(self, model: torch.nn.Module) -> list[Any]:
-        """On the model, to know where a forward begins; on its attention modules, that they ran."""
-        return [
-            model.register_forward_pre_hook(self.start),
-            *(m.register_forward_pre_hook(self.enter) for m in _attention_modules(model)),
-        ]
-
-    def start(self, module: torch.nn.Module, args: Any) -> None:
-        self.runs.clear()
-        self.ran.clear()
-        self.seen._start()
-
-    def enter(self, module: torch.nn.Module, args: Any) -> None:
-        self.ran[self.paths[id(module)]] = None
-
-    def missed(self) -> tuple[str, ...]:
-        """The attention modules that ran and called nothing of ours."""
-        return tuple(path for path in self.ran if path not in self.runs)
-
-    def register(self, name: str, original: str) -> None:
-        def attend(
-            module: torch.nn.Module,
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            attention_mask: Any,
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
-            function = _function(module, original)
-            result = function(module, query, key, value, attention_mask, *args, **kwargs)
-            # Gradient checkpointing computes a layer again while it goes backward.
-            if id(module) in self.paths and torch._C._current_graph_task_id() == -1:
-                self.note(original, module, query, key, attention_mask, kwargs)
-            return result
-
-        def make_mask(*args: Any, **kwargs: Any) -> Any:
-            mask = ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **kwargs)
-            if isinstance(mask, Tensor) and not args:
-                self.rules[mask] = told(kwargs)
-            return mask
-
-        AttentionInterface.register(name, attend)
-        # A name without a mask function is handed the mask as the caller gave it.
-        if original in ALL_MASK_ATTENTION_FUNCTIONS:
-            AttentionMaskInterface.register(name, make_mask)
-
-    def note(
-        self,
-        original: str,
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        mask: Any,
-        kwargs: dict[str, Any],
-    ) -> None:
-        path = self.paths[id(module)]
-        self.runs[path] += 1
-        name = path if self.runs[path] == 1 else f"{path}#{self.runs[path]}"
-        if kwargs.get("sinks") is not None:
-            raise ModelError(
-                f"{name} has a sink per query, which watch() cannot look into; only sinks per head."
-            )
-        if query.shape[0] != key.shape[0]:  # learned queries that all texts share
-            query = query.expand(key.shape[0], *query.shape[1:])
-        rule: Told | None = self.rules.get(mask) if isinstance(mask, Tensor) else None
-        if rule is not None and rule.sizes != (query.shape[-2], key.shape[-2]):
-            rule = None  # the model cut the mask since
-        visible, additive = _masked(original, module, query, key, mask, kwargs, rule)
-        crossing = _CROSS.search(path) is not None
-        # torch's SDPA takes no softcap and no sinks: what is not used is not noted
-        eager = original != "sdpa"
-        self.seen._add(
-            Call(
-                name=name,
-                q=query,
-                k=key,
-                mask=visible,
-                additive=additive,
-                bias=kwargs.get("position_bias"),
-                scale=kwargs.get("scaling"),
-                softcap=kwargs.get("softcap") if eager else None,
-                sinks=kwargs.get("s_aux") if eager else None,
-                real=None if rule is None or crossing else rule.real,
-            )
-        )
-
-
-def _masked(
-    original: str,
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    mask: Any,
-    kwargs: dict[str, Any],
-    rule: Told | None,
-) -> tuple[Mask | Tensor | None, Tensor | None]:
-    """(what may be seen, what is added), as the attention function named `original` takes it."""
-    if mask is None:
-        return _unmasked(original, module, query, key, kwargs), None
-    if rule is not None and rule.known:
-        return rule.mask, None
-    if not isinstance(mask, Tensor):
-        raise ModelError(
-            f"watch() knows masks that are tensors, and {type(module).__name__} was given a"
-            f" {type(mask).__name__}."
-        )
-    mask = mask[..., : key.shape[-2]]
-    return (mask, None) if mask.dtype == torch.bool else (None, mask)
-
-
-def _unmasked(
-    original: str, module: torch.nn.Module, query: Tensor, key: Tensor, kwargs: dict[str, Any]
-) -> Mask | None:
-    """Without a mask, eager attention sees everything; the others may be causal by a flag."""
-    if original == "eager" or query.shape[-2] == 1:
-        return None
-    flag = kwargs.get("is_causal")
-    if not (getattr(module, "is_causal", True) if flag is None else flag):
-        return None
-    # torch aligns causal at the first key
-    return causal() if query.shape[-2] == key.shape[-2] else causal(offset=0)
-
-
-def _attention_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The innermost modules that are called attention, whatever computes it there."""
-
-    def named(module: torch.nn.Module) -> bool:
-        return "Attention" in type(module).__name__
-
-    return [
-        module
-        for module in model.modules()
-        if named(module) and not any(named(m) for m in module.modules() if m is not module)
-    ]
-
-
-def _function(module: torch.nn.Module, original: str) -> Callable[..., Any]:
-    """The attention function that this module uses under the name `original`."""
-    place = inspect.unwrap(type(module).forward).__globals__
-    interface = place.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-    function = interface.get_interface(original, place.get("eager_attention_forward"))
-    if function is None:
-        raise ModelError(
-            f"{type(module).__name__} runs eager attention that watch() cannot find.\n"
-            'Call model.set_attn_implementation("sdpa") first.'
-        )
-    found: Callable[..., Any] = function
-    return found
