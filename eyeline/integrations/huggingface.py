@@ -26,14 +26,8 @@ from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
 from eyeline.errors import ModelError
 from eyeline.integrations import Handle, huggingface_attention, inside
-from eyeline.integrations.huggingface_calls import (
-    Rules,
-    attention_modules,
-    call_of,
-    crosses,
-    function_of,
-    named_cross,
-)
+from eyeline.integrations.huggingface_calls import Rules, call_of, function_of
+from eyeline.integrations.ran import Ran
 from eyeline.seen.call import Missing
 
 huggingface_attention.register()  # as the implementation "eyeline"
@@ -73,7 +67,7 @@ class _Door:
         missed: Callable[[tuple[Missing, ...]], None],
     ) -> None:
         self.model, self.handle, self.start, self.missed = model, handle, start, missed
-        self.paths = {id(module): name for name, module in model.named_modules()}
+        self.ran = Ran(model)
         self.submodels = {n: m for n, m in model.named_modules() if isinstance(m, PreTrainedModel)}
         self.closed = {
             id(m.config) for m in self.submodels.values() if not m._can_set_attn_implementation()
@@ -84,19 +78,17 @@ class _Door:
         self.names: dict[str, str] = {}  # implementation that the model had → our name for it
         self.hooks: list[Any] = []
         self.rules = Rules()
-        self.ran: dict[str, bool] = {}  # attention modules in the order they ran → cross or not
-        self.called: set[str] = set()
-        self.dense: dict[str, tuple[Tensor, ...]] = {}
 
     def open(self) -> None:
         self.claim()
         self.hooks = [
             self.model.register_forward_pre_hook(self.begin),
-            self.model.register_forward_hook(self.finish),
             *(
-                m.register_forward_pre_hook(self.enter, with_kwargs=True)
-                for m in attention_modules(self.model)
+                m.register_forward_pre_hook(self.ran.enter, with_kwargs=True)
+                for m in self.ran.modules
             ),
+            *(m.register_forward_hook(self.returned) for m in self.outermost()),
+            self.model.register_forward_hook(self.finish),
             # generate() may set another implementation on the way, and calls encoders alone
             *(m.register_forward_pre_hook(self.claim) for m in self.submodels.values()),
         ]
@@ -136,27 +128,26 @@ class _Door:
         if _computing_again():
             return
         self.ran.clear()
-        self.called.clear()
-        self.dense.clear()
         self.start()
 
-    def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        path = self.paths[id(module)]
-        self.ran[path] = crosses(module, path, args, kwargs)
+    def outermost(self) -> list[PreTrainedModel]:
+        """The models of transformers that stand in no other one."""
+        found: dict[str, PreTrainedModel] = {}
+        for name, submodel in self.submodels.items():
+            if not any(not above or name.startswith(f"{above}.") for above in found):
+                found[name] = submodel
+        return list(found.values())
+
+    def returned(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not _computing_again():
+            self.ran.returned(output)
 
     def finish(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not _computing_again():
             self.end()
 
     def end(self) -> None:
-        """Tell of the attention modules that ran and called nothing of ours."""
-        self.missed(
-            tuple(
-                Missing(path, "It computes attention with code of its own.")
-                for path in self.ran
-                if path not in self.called
-            )
-        )
+        self.missed(self.ran.missing())
 
     def register(self, name: str, original: str) -> None:
         def attend(
@@ -177,7 +168,7 @@ class _Door:
                 finally:
                     inside.reset(token)
 
-            if id(module) not in self.paths or _computing_again():
+            if id(module) not in self.ran.paths or _computing_again():
                 return run()
             return self.hand(original, module, (query, key, value), attention_mask, kwargs, run)
 
@@ -201,9 +192,8 @@ class _Door:
         kwargs: dict[str, Any],
         run: Callable[[], Any],
     ) -> Any:
-        path = self.paths[id(module)]
-        self.called.add(path)
-        crossing = self.ran[path] if path in self.ran else named_cross(path)
+        path = self.ran.paths[id(module)]
+        crossing = self.ran.calls(path)
         call = call_of(path, original, module, tensors, mask, self.rules, crossing, kwargs)
         result: Any = None
         own: Tensor | None = None

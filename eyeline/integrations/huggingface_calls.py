@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,10 +15,6 @@ from eyeline.errors import ModelError
 from eyeline.integrations.huggingface_masks import Told, told
 from eyeline.masks import Mask, causal
 from eyeline.seen.call import Call
-
-_CROSS = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
-# What an attention module calls the states that its keys are made of, where not its own input.
-_SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 
 
 class Rules:
@@ -80,27 +74,6 @@ def call_of(
     )
 
 
-def crosses(module: torch.nn.Module, path: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an attention module that is called so makes its keys from other states."""
-    names = _parameters(type(module).forward)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    sources = [name for name in _SOURCES if name in names]
-    if not sources:
-        return named_cross(path)
-    own = next(iter(given.values()), None)
-    return any(given.get(name) is not None and given[name] is not own for name in sources)
-
-
-def named_cross(path: str) -> bool:
-    """Whether a module's path says that it is cross-attention."""
-    return _CROSS.search(path) is not None
-
-
-@cache
-def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(forward).parameters)[1:]
-
-
 def _masked(
     original: str,
     module: torch.nn.Module,
@@ -135,19 +108,6 @@ def _unmasked(
         return None
     # torch aligns causal at the first key
     return causal() if query.shape[-2] == key.shape[-2] else causal(offset=0)
-
-
-def attention_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The innermost modules that are called attention, whatever computes it there."""
-
-    def named(module: torch.nn.Module) -> bool:
-        return "Attention" in type(module).__name__
-
-    return [
-        module
-        for module in model.modules()
-        if named(module) and not any(named(m) for m in module.modules() if m is not module)
-    ]
 
 
 def function_of(module: torch.nn.Module, original: str) -> Callable[..., Any]:

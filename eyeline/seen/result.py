@@ -11,7 +11,9 @@ from torch import Tensor
 
 from eyeline.errors import ArgumentError, ModelError
 from eyeline.lazy import Weights
+from eyeline.seen import table
 from eyeline.seen.call import Call, Missing
+from eyeline.seen.spanned import SeenWords
 
 if TYPE_CHECKING:
     from eyeline.tokens import Tokens
@@ -29,7 +31,7 @@ class Seen:
     keys that are held until `seen` goes. What ran and was not seen stands in `missing`.
 
     `tokens` are those of the text, where someone set them; `generated` bool [T] marks the rows of
-    tokens that the model wrote itself, after a generation.
+    tokens that the model wrote itself, after a generation; `model` is the name of what ran.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Seen:
     ) -> None:
         self.tokens = tokens
         self.generated = generated
+        self.model: str | None = None
         self._calls = list(calls)
         self._missing = tuple(missing)
         self._weights: dict[int, Weights] = {}
@@ -83,15 +86,14 @@ class Seen:
             return self._head(key, layer, head)
         index = self._index(key)
         if index not in self._weights:
-            self._weights[index] = self._calls[index].weights()
+            self._weights[index] = self._made(index)
         return self._weights[index]
 
     def __repr__(self) -> str:
-        if not self._calls:
-            return "Seen(nothing yet)"
-        B, Hq, Tq, D = self._calls[0].q.shape
-        sizes = f"B={B}, Hq={Hq}, Tq={Tq}, Tk={self._calls[0].k.shape[-2]}, D={D}"
-        return f"Seen({len(self)} layers, the first {self.names[0]!r} with {sizes})"
+        return table.text(self._calls, self._missing, self.kernel)
+
+    def _repr_html_(self) -> str:
+        return table.html(self._calls, self._missing, self.kernel)
 
     def real(self, key: int | str) -> Tensor | None:
         """bool [B, T], False for the rows of a layer that are padding; None where all are real.
@@ -110,6 +112,21 @@ class Seen:
             )
         return call.v
 
+    def words(self, spans: Any = None, cols: Any = None) -> SeenWords:
+        """The same over words: `seen.words()[3]` is the lazy weights [B, H, words, words].
+
+        Columns are added and rows averaged, so rows sum to what they did. The words are those of
+        `seen.tokens`, or of other tokens given; or `spans`, as in `eyeline.spans.weights_over`.
+        `cols` are spans of the keys where those are of another sequence.
+
+        >>> import torch
+        >>> x = torch.zeros(1, 2, 3, 4)
+        >>> Seen([Call("layer", x, x)]).words([(0, 1), (1, 3)])["L0H1"].to_dense()
+        tensor([[0.3333, 0.6667],
+                [0.3333, 0.6667]])
+        """
+        return SeenWords(self, spans, cols)
+
     def save(self, path: Any) -> None:
         """Write it all to a file that `eyeline.load` reads back without the model."""
         importlib.import_module("eyeline.recording").save(self, path)
@@ -117,6 +134,10 @@ class Seen:
     def gradients(self, loss: Tensor) -> Any:
         """How `loss` changes with the weights of each layer; see `eyeline.acting.gradients`."""
         return importlib.import_module("eyeline.acting").gradients(self, loss)
+
+    def _made(self, index: int) -> Weights:
+        """The weights of a layer, made when it is first asked for."""
+        return self._calls[index].weights()
 
     def _head(self, key: str, layer: int, head: int) -> Weights:
         found = self[layer]
@@ -133,6 +154,8 @@ class Seen:
             raise ArgumentError(
                 f"A layer is asked for by its number or name, a head as 'L3H1'; got {key!r}."
             )
+        if isinstance(key, str) and not self._calls and (unseen := self._unseen(key)):
+            raise ModelError(unseen)
         if not self._calls:
             raise ModelError("No attention has been seen yet: call the model inside the block.")
         if isinstance(key, str):
@@ -148,13 +171,23 @@ class Seen:
         found = exact or [i for i, name in enumerate(names) if name.startswith(below)]
         if len(found) == 1:
             return found[0]
+        if not found and (unseen := self._unseen(key)):
+            raise ModelError(unseen)
         problem = "is the beginning of several" if found else "is none"
         listed = [names[i] for i in found] or list(names)
-        shown = ", ".join(listed[:4]) + (", ..." if len(listed) > 4 else "")
+        shown = ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
         raise ModelError(
             f"{key!r} {problem} of the layers that were seen: {shown}.\n"
             'Give a whole name, a number as seen[3], or a head as seen["L3H1"].'
         )
+
+    def _unseen(self, key: str) -> str | None:
+        """What to say of a name that ran and was not seen."""
+        for one in self._missing:
+            if one.name == key or one.name.startswith(f"{key}.") or key.startswith(f"{one.name}."):
+                kept = "" if one.dense is None else " What it returned itself is in .dense there."
+                return f"{one.name} was not seen: {one.reason}\nIt stands in seen.missing.{kept}"
+        return None
 
     def _start(self) -> None:
         """Forget the last forward: a new one begins."""

@@ -62,6 +62,7 @@ def watch(
 @contextmanager
 def _watching(model: torch.nn.Module, values: bool, kernel: str) -> Iterator[Seen]:
     seen = Seen()
+    seen.model = _name(model)
 
     def handle(call: Call, own: Callable[[], Tensor]) -> Tensor:
         out = own() if kernel == "own" else call.attention()
@@ -70,8 +71,14 @@ def _watching(model: torch.nn.Module, values: bool, kernel: str) -> Iterator[See
 
     with integrations.intercepted(model, handle, seen._start, seen._miss):
         yield seen
-    if not len(seen):
+    if not len(seen) and all(one.dense is None for one in seen.missing):
         raise ModelError(_nothing(seen))
+
+
+def _name(model: torch.nn.Module) -> str:
+    """What a model calls itself, else its class."""
+    told = getattr(getattr(model, "config", None), "name_or_path", None)
+    return told if isinstance(told, str) and told else type(model).__name__
 
 
 def _nothing(seen: Seen) -> str:
