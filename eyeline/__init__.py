@@ -26,6 +26,7 @@ from eyeline.readings import entropy, read, received, top
 if TYPE_CHECKING:
     from eyeline.layers import SelfAttention
     from eyeline.looking import look
+    from eyeline.recording import load
     from eyeline.seen import watch
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __all__ = [
     "attention",
     "causal",
     "entropy",
+    "load",
     "look",
     "padding",
     "read",
@@ -53,6 +55,7 @@ __all__ = [
 # Where the names live that load when first used, so that `import eyeline` stays light.
 _LATER = {
     "SelfAttention": "eyeline.layers",
+    "load": "eyeline.recording",
     "look": "eyeline.looking",
     "watch": "eyeline.seen",
 }

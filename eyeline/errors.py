@@ -48,3 +48,7 @@ class StaleError(EyelineError, RuntimeError):
 
 class ModelError(EyelineError, RuntimeError):
     """A model that cannot be had, or cannot do what was asked of it."""
+
+
+class RecordingError(EyelineError, ValueError):
+    """A recording that cannot be written or read: damaged, cut off, or no recording at all."""
