@@ -54,7 +54,7 @@ class RuleMask(Tensor):
             self._bits = bits(self._arguments)
         return self._bits
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         rule = self._told.mask
         known = "everything" if rule is None else rule.formula
         return f"RuleMask({list(self.shape)}, {known if self._told.known else 'bits'})"
