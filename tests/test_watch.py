@@ -79,11 +79,15 @@ def test_attentions_asked_for_in_eager_come_all_the_same():
     assert len(seen) == 2
 
 
-def test_training_with_checkpoints_keeps_gradients_and_sees_each_layer_once():
-    model, arguments = tiny("llama").train(), inputs("left")
+def checkpointing(model: Any) -> None:
     # older versions have it under its older name only
     enable = getattr(model, "activation_checkpointing_enable", None)
     (enable or model.gradient_checkpointing_enable)()
+
+
+def test_training_with_checkpoints_keeps_gradients_and_sees_each_layer_once():
+    model, arguments = tiny("llama").train(), inputs("left")
+    checkpointing(model)
 
     def gradients() -> list[torch.Tensor]:
         model.zero_grad()

@@ -6,12 +6,14 @@ attention to a function, which lets the model's own kernel run or computes somet
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +37,8 @@ def intercepted(
     handle: Handle,
     start: Callable[[], None],
     missed: Callable[[tuple[Missing, ...]], None],
+    *,
+    rules: bool = False,
 ) -> Iterator[None]:
     """Hand every attention call of `model` to `handle`; restore everything afterwards.
 
@@ -43,26 +47,38 @@ def intercepted(
     returned, bit for bit. `call.v` is always there. `start()` is called where an outermost forward
     of the model begins, `missed(...)` where it ends, with the attention that ran unseen. Several
     interceptions may be nested; the inner one is asked first and its `own()` asks the outer one.
+    With `rules`, for a `handle` that runs no kernel of the model's, masks are never made as tensors
+    where they can stay rules.
 
     Raises ModelError for what is no model, or a model that cannot be looked into.
     """
     _check(model)
     heard = _Heard(handle, start, missed)
-    if not _holds_transformers(model):
-        raise ModelError(
-            f"watch() looks into models of Hugging Face transformers, and {type(model).__name__}"
-            f" ({type(model).__module__}) holds none.\n"
-            "For attention of your own, call eyeline.attention(q, k, v, mask) or"
-            " eyeline.weights(q, k, mask) in it."
-        )
     with ExitStack() as stack:
-        from eyeline.integrations import huggingface
+        inside_interface = _holds_transformers(model)
+        if inside_interface:
+            from eyeline.integrations import huggingface
 
-        stack.enter_context(
-            huggingface.intercepted(
-                model, heard.handle, heard.start, lambda missing: heard.missed("hf", missing)
+            stack.enter_context(
+                huggingface.intercepted(
+                    model,
+                    heard.handle,
+                    heard.start,
+                    lambda missing: heard.missed("interface", missing),
+                    rules=rules,
+                )
             )
-        )
+        if not inside_interface or _calls_torch(model):
+            from eyeline.integrations import modules
+
+            stack.enter_context(
+                modules.intercepted(
+                    model,
+                    heard.handle,
+                    (lambda: None) if inside_interface else heard.start,
+                    lambda missing: heard.missed("torch", missing),
+                )
+            )
         yield
 
 
@@ -117,6 +133,27 @@ def _check(model: torch.nn.Module) -> None:
             "watch() cannot look into a compiled model: its attention calls are no longer there.\n"
             "Watch and call the model that was given to torch.compile."
         )
+
+
+def _calls_torch(model: torch.nn.Module) -> bool:
+    """Whether code in a model with parts of transformers calls torch's own attention functions."""
+    if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules()):
+        return True
+    return any(
+        _names_torch(name) for name in {type(module).__module__ for module in model.modules()}
+    )
+
+
+@cache
+def _names_torch(module: str) -> bool:
+    """Whether the source of a Python module, torch's own aside, names torch's SDPA."""
+    if module.partition(".")[0] == "torch":
+        return False
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):  # typed into a console, or no Python: it may
+        return True
+    return "scaled_dot_product_attention(" in source
 
 
 def _holds_transformers(model: torch.nn.Module) -> bool:

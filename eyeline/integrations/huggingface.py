@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,10 +45,12 @@ def intercepted(
     handle: Handle,
     start: Callable[[], None],
     missed: Callable[[tuple[Missing, ...]], None],
+    *,
+    rules: bool = False,
 ) -> Iterator[None]:
     """`eyeline.integrations.intercepted` for calls that go through transformers' interface."""
     _check_version()
-    door = _Door(model, handle, start, missed)
+    door = _Door(model, handle, start, missed, rules)
     try:
         door.open()
         yield
@@ -65,8 +68,10 @@ class _Door:
         handle: Handle,
         start: Callable[[], None],
         missed: Callable[[tuple[Missing, ...]], None],
+        only_rules: bool,
     ) -> None:
         self.model, self.handle, self.start, self.missed = model, handle, start, missed
+        self.only_rules = only_rules
         self.ran = Ran(model)
         self.submodels = {n: m for n, m in model.named_modules() if isinstance(m, PreTrainedModel)}
         self.closed = {
@@ -78,15 +83,14 @@ class _Door:
         self.names: dict[str, str] = {}  # implementation that the model had → our name for it
         self.hooks: list[Any] = []
         self.rules = Rules()
+        self.replaced = False  # whether an output was not the model's own
+        self.cache: Any = None  # that the running attention module was given
 
     def open(self) -> None:
         self.claim()
         self.hooks = [
             self.model.register_forward_pre_hook(self.begin),
-            *(
-                m.register_forward_pre_hook(self.ran.enter, with_kwargs=True)
-                for m in self.ran.modules
-            ),
+            *(m.register_forward_pre_hook(self.enter, with_kwargs=True) for m in self.ran.modules),
             *(m.register_forward_hook(self.returned) for m in self.outermost()),
             self.model.register_forward_hook(self.finish),
             # generate() may set another implementation on the way, and calls encoders alone
@@ -168,11 +172,17 @@ class _Door:
                 finally:
                     inside.reset(token)
 
-            if id(module) not in self.ran.paths or _computing_again():
+            if id(module) not in self.ran.paths:
+                return run()
+            if _computing_again():
+                if self.replaced:
+                    raise ModelError(_AGAIN)
                 return run()
             return self.hand(original, module, (query, key, value), attention_mask, kwargs, run)
 
         def make_mask(*args: Any, **kwargs: Any) -> Any:
+            if self.only_rules and not args:
+                return huggingface_attention.make_mask(**kwargs)
             mask = ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **kwargs)
             if not args:
                 self.rules.note(mask, kwargs)
@@ -182,6 +192,10 @@ class _Door:
         # A name without a mask function is handed the mask as the caller gave it.
         if original in ALL_MASK_ATTENTION_FUNCTIONS:
             AttentionMaskInterface.register(name, make_mask)
+
+    def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self.ran.enter(module, args, kwargs)
+        self.cache = kwargs.get("past_key_values")
 
     def hand(
         self,
@@ -195,6 +209,8 @@ class _Door:
         path = self.ran.paths[id(module)]
         crossing = self.ran.calls(path)
         call = call_of(path, original, module, tensors, mask, self.rules, crossing, kwargs)
+        if getattr(self.cache, "is_compileable", False):  # a static cache writes in place
+            call = replace(call, reused=True)
         result: Any = None
         own: Tensor | None = None
 
@@ -207,8 +223,25 @@ class _Door:
         out = self.handle(call, kernel)
         if own is not None and out is own:
             return result
+        self.check_replaced()
         weights = None if result is None else result[1]
         return out.transpose(1, 2).contiguous(), weights
+
+    def check_replaced(self) -> None:
+        """Another output than the model's own must not be computed again without it."""
+        self.replaced = True
+        if torch.is_grad_enabled() and any(
+            module.training and getattr(module, "gradient_checkpointing", False)
+            for module in self.model.modules()
+        ):
+            raise ModelError(_AGAIN)
+
+
+_AGAIN = (
+    "The model's attention was replaced (kernel='eyeline', or a block), and gradient checkpointing"
+    " computes it again without that.\nTurn gradient checkpointing off first, or watch with the"
+    " model's own kernel."
+)
 
 
 def _computing_again() -> bool:

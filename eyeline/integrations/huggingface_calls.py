@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from eyeline.errors import ModelError
+from eyeline.integrations.huggingface_attention import RuleMask
 from eyeline.integrations.huggingface_masks import Told, told
 from eyeline.masks import Mask, causal
 from eyeline.seen.call import Call
@@ -24,7 +25,9 @@ class Rules:
         self._rules: Any = WeakIdKeyDictionary()
 
     def note(self, mask: Any, arguments: dict[str, Any]) -> None:
-        if isinstance(mask, Tensor):
+        if isinstance(mask, RuleMask):
+            self._rules[mask] = mask._told
+        elif isinstance(mask, Tensor):
             self._rules[mask] = told(arguments)
 
     def of(self, mask: Any, query: Tensor, key: Tensor) -> Told | None:
@@ -52,6 +55,7 @@ def call_of(
         )
     if query.shape[0] != key.shape[0]:  # learned queries that all texts share
         query = query.expand(key.shape[0], *query.shape[1:])
+    query, key, value = _autocast(query, key, value)
     rule = rules.of(mask, query, key)
     visible, additive = _masked(original, module, query, key, mask, kwargs, rule)
     # torch's SDPA takes no softcap and no sinks: what is not used is not noted
@@ -74,6 +78,15 @@ def call_of(
     )
 
 
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As the kernel gets them: under autocast both products are computed in its dtype."""
+    kind = tensors[0].device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
 def _masked(
     original: str,
     module: torch.nn.Module,
@@ -94,6 +107,8 @@ def _masked(
             f" {type(mask).__name__}."
         )
     mask = mask[..., : key.shape[-2]]
+    if isinstance(mask, RuleMask):
+        return mask.visible, None
     return (mask, None) if mask.dtype == torch.bool else (None, mask)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eyeline.errors import ArgumentError, ModelError
 from eyeline.lazy import Weights
-from eyeline.seen import table
+from eyeline.seen import keeping, table
 from eyeline.seen.call import Call, Missing
 from eyeline.seen.spanned import SeenWords
 
@@ -48,6 +48,7 @@ class Seen:
         self._calls = list(calls)
         self._missing = tuple(missing)
         self._weights: dict[int, Weights] = {}
+        self._versions = [keeping.versions(call) for call in self._calls]
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -192,11 +193,13 @@ class Seen:
     def _start(self) -> None:
         """Forget the last forward: a new one begins."""
         self._calls.clear()
+        self._versions.clear()
         self._weights.clear()
         self._missing = ()
 
     def _add(self, call: Call) -> None:
         self._calls.append(call)
+        self._versions.append(keeping.versions(call))
 
     def _miss(self, missing: tuple[Missing, ...]) -> None:
         self._missing = missing

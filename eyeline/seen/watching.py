@@ -6,6 +6,7 @@ keys and the mask are kept by reference; weights are formed from them only when 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch import Tensor
 from eyeline import integrations
 from eyeline.errors import ArgumentError, ModelError
 from eyeline.seen.call import Call
+from eyeline.seen.keeping import kept
 from eyeline.seen.result import Seen
 
 _NOTHING = (
@@ -66,19 +68,22 @@ def _watching(model: torch.nn.Module, values: bool, kernel: str) -> Iterator[See
 
     def handle(call: Call, own: Callable[[], Tensor]) -> Tensor:
         out = own() if kernel == "own" else call.attention()
-        seen._add(replace(call, v=call.v if values else None, kernel=kernel))
+        seen._add(kept(replace(call, kernel=kernel) if kernel != "own" else call, values))
         return out
 
-    with integrations.intercepted(model, handle, seen._start, seen._miss):
+    replaced = kernel != "own"
+    with integrations.intercepted(model, handle, seen._start, seen._miss, rules=replaced):
         yield seen
     if not len(seen) and all(one.dense is None for one in seen.missing):
         raise ModelError(_nothing(seen))
 
 
 def _name(model: torch.nn.Module) -> str:
-    """What a model calls itself, else its class."""
+    """What a model calls itself, of a path the last part; else its class."""
     told = getattr(getattr(model, "config", None), "name_or_path", None)
-    return told if isinstance(told, str) and told else type(model).__name__
+    if not isinstance(told, str) or not told:
+        return type(model).__name__
+    return os.path.basename(os.path.normpath(told)) if os.path.isabs(told) else told
 
 
 def _nothing(seen: Seen) -> str:
