@@ -195,7 +195,7 @@ class _Door:
 
     def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self.ran.enter(module, args, kwargs)
-        self.cache = kwargs.get("past_key_values")
+        self.cache = kwargs.get("cache", kwargs.get("past_key_values"))  # the older name
 
     def hand(
         self,

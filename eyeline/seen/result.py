@@ -138,6 +138,7 @@ class Seen:
 
     def _made(self, index: int) -> Weights:
         """The weights of a layer, made when it is first asked for."""
+        keeping.check(self._calls[index], self._versions[index])
         return self._calls[index].weights()
 
     def _head(self, key: str, layer: int, head: int) -> Weights:
