@@ -14,12 +14,14 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from eyeline.errors import ModelError
+from eyeline.integrations import changing
+from eyeline.integrations.changing import Change
 
 if TYPE_CHECKING:  # seen stands on this module
     from eyeline.seen.call import Call, Missing
@@ -48,13 +50,37 @@ def intercepted(
     of the model begins, `missed(...)` where it ends, with the attention that ran unseen. Several
     interceptions may be nested; the inner one is asked first and its `own()` asks the outer one.
     With `rules`, for a `handle` that runs no kernel of the model's, masks are never made as tensors
-    where they can stay rules.
+    where they can stay rules. Calls are handed over as `changing` changed them.
 
     Raises ModelError for what is no model, or a model that cannot be looked into.
     """
     _check(model)
-    heard = _Heard(handle, start, missed)
+    with _told(model, _Heard(model, handle, start, missed), rules):
+        yield
+
+
+@contextmanager
+def changed(
+    model: torch.nn.Module,
+    change: Change,
+    start: Callable[[], None],
+    missed: Callable[[tuple[Missing, ...]], None],
+) -> Iterator[None]:
+    """Let the attention calls of `model` be computed as `change` says; see `changing`.
+
+    A call that is not changed is left to the model's own kernel, any other goes through
+    ``call.attention()``. `start`, `missed` and errors are those of `intercepted`.
+    """
+    _check(model)
+    with changing.active(model, change), _told(model, _Acting(model, start, missed), False):
+        yield
+
+
+@contextmanager
+def _told(model: torch.nn.Module, heard: _Heard, rules: bool) -> Iterator[None]:
+    """Let everything that can see calls of `model` tell `heard` of them."""
     with ExitStack() as stack:
+        stack.enter_context(heard.listening())
         inside_interface = _holds_transformers(model)
         if inside_interface:
             from eyeline.integrations import huggingface
@@ -88,15 +114,27 @@ class _Heard:
     Calls of one module are numbered from the second on ("#2"), whoever tells of them.
     """
 
+    _listening: ClassVar[list[_Heard]] = []  # outermost first
+
     def __init__(
         self,
+        model: torch.nn.Module,
         handle: Handle,
         start: Callable[[], None],
         missed: Callable[[tuple[Missing, ...]], None],
     ) -> None:
+        self._model = model
         self._handle, self._start, self._missed = handle, start, missed
         self._runs: Counter[str] = Counter()
         self._told: dict[str, tuple[Missing, ...]] = {}
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        self._listening.append(self)
+        try:
+            yield
+        finally:
+            self._listening.remove(self)
 
     def start(self) -> None:
         self._runs.clear()
@@ -104,10 +142,29 @@ class _Heard:
         self._start()
 
     def handle(self, call: Call, own: Callable[[], Tensor]) -> Tensor:
+        """What becomes of a call; one that is computed again while going backward is no new one."""
+        if torch._C._current_graph_task_id() != -1:
+            return own()
+        call = self._named(call)
+        now, finish = changing.changed(self._model, call)
+        if now is call and finish is None:
+            return self._handle(call, own)
+        kept: list[Tensor] = []
+
+        def once() -> Tensor:
+            kept[:] = [own()]
+            return kept[0]
+
+        out = self._handle(now if now is call else replace(now, kernel="eyeline"), once)
+        if finish is None or (kept and out is kept[0]):
+            return out
+        return finish(out)
+
+    def _named(self, call: Call) -> Call:
         path = call.name.partition("#")[0]
         self._runs[path] += 1
         name = path if self._runs[path] == 1 else f"{path}#{self._runs[path]}"
-        return self._handle(call if call.name == name else replace(call, name=name), own)
+        return call if call.name == name else replace(call, name=name)
 
     def missed(self, teller: str, missing: tuple[Missing, ...]) -> None:
         self._told[teller] = missing
@@ -120,6 +177,35 @@ class _Heard:
 
     def _heard(self, path: str) -> bool:
         return any(name == path or name.startswith(f"{path}.") for name in self._runs)
+
+
+class _Acting(_Heard):
+    """Computes calls as they were changed. It is the inner one of two that computes for both."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        start: Callable[[], None],
+        missed: Callable[[tuple[Missing, ...]], None],
+    ) -> None:
+        super().__init__(model, _own, start, missed)
+
+    def handle(self, call: Call, own: Callable[[], Tensor]) -> Tensor:
+        if torch._C._current_graph_task_id() == -1:
+            call = self._named(call)
+        now, finish = changing.changed(self._model, call)
+        if now is call:
+            out = own()
+        else:
+            outside = self._listening[: self._listening.index(self)]
+            if any(not isinstance(heard, _Acting) for heard in outside):
+                own()  # whoever watches from outside is told of the call there
+            out = now.attention()
+        return out if finish is None else finish(out)
+
+
+def _own(call: Call, own: Callable[[], Tensor]) -> Tensor:
+    return own()
 
 
 def _check(model: torch.nn.Module) -> None:

@@ -32,6 +32,8 @@ from eyeline.integrations.torch_calls import Given, Multihead, attended
 from eyeline.seen.call import Call, Missing
 
 _CROSS = re.compile(r"cross|encoder_attn|encdec|multihead_attn|attn2", re.IGNORECASE)
+_BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+_QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _PAUSED_BY = (nn.TransformerEncoder.forward, nn.TransformerEncoderLayer.forward)
 # The reason that nn.MultiheadAttention gives itself for not being fused when nothing but a mode
 # speaks against it.
@@ -263,6 +265,10 @@ class _Mode(TorchFunctionMode):
             return self._attend(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             return self._multihead(func, args, kwargs)
+        if func in _BACKWARD:
+            # With the mode on: gradient checkpointing runs a forward again in there.
+            with self:
+                return _body(func)(*args, **kwargs)
         if self.inside is not None and func in (torch.bmm, torch.baddbmm):
             return self._product(self.inside, func, args, kwargs)
         return func(*args, **kwargs)
@@ -338,9 +344,9 @@ def _exchanged(
 def _body(func: Any) -> Any:
     """torch's Python function, but for the question whether someone is looking.
 
-    It is asked first thing, and with a mode on the function would come back here for ever.
+    Asked it first thing, and with a mode on, the function would come back here for ever.
     """
-    names = {**func.__globals__, "has_torch_function": lambda tensors: False}
+    names = {**func.__globals__, **dict.fromkeys(_QUESTIONS, lambda *tensors: False)}
     made = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     made.__kwdefaults__ = func.__kwdefaults__
     return made
