@@ -59,7 +59,7 @@ _LATER = {
     "look": "eyeline.looking",
     "watch": "eyeline.seen",
 }
-_MODULES = ("kv_cache", "layers", "models", "positions")
+_MODULES = ("heads", "kv_cache", "layers", "models", "positions", "recording", "spans")
 
 
 def __getattr__(name: str) -> Any:

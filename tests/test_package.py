@@ -45,6 +45,7 @@ ORDER = [
     "looking",
     "lesson",
     "views",
+    "given",
     "cli",
     "__main__",
 ]
@@ -63,11 +64,16 @@ SUBMODULES = (
     "kv_cache",
     "models",
     "errors",
+    "spans",
+    "recording",
+    "heads",
 )
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PUBLIC_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".svg", ".css", ".html", ".js"}
 MOST_LINES = 500
+# Written by `make docs` from docs/chapter, which has a file for each section.
+MADE = {"attention.md", "attention.zh.md", "attention-answers.md", "attention-answers.zh.md"}
 MOST_NAMES = 16
 
 
@@ -182,6 +188,7 @@ def test_files_stay_short():
         str(path.relative_to(ROOT)): count
         for path in public_files()
         if path.suffix in {".py", ".md", ".css", ".js"}
+        and path.name not in MADE
         and (count := len(path.read_text("utf-8").splitlines())) > MOST_LINES
     }
     assert not long, "split by concept"
