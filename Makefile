@@ -50,8 +50,9 @@ check: .venv/.test ## formatter, linter, types, documents
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -p tests.skips tests/test_docs.py tests/test_package.py
 
-docs: .venv/.test ## run every example in the documents and check their links
-	$(BIN)/python -m pytest -q -p tests.skips tests/test_docs.py
+docs: .venv/.test ## write the chapter from running code, run every example, check links
+	$(BIN)/python -m docs.chapter
+	$(BIN)/python -m pytest -q -p tests.skips tests/test_docs.py tests/test_chapter_text.py
 
 bench: .venv/.test ## measure what it costs here, and write the tables into the READMEs
 	$(BIN)/python benchmarks/costs.py --write
