@@ -10,7 +10,7 @@ import transformers
 
 from eyeline.errors import ModelError
 from eyeline.seen import Seen, watch
-from tests.tiny import SIZES, T, close, eager, inputs, run, tiny
+from tests.tiny import SIZES, T, inputs, run, tiny
 
 # ---- the face of Seen ------------------------------------------------------------------------
 
@@ -76,24 +76,6 @@ def test_the_last_forward_is_kept():
     assert len(seen) == 2
     assert first.shape[-1] == 5
     assert seen[0].shape[-1] == 8
-
-
-def test_generation_keeps_its_last_step():
-    config = transformers.AutoConfig.for_model("llama", **SIZES["llama"])
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    arguments = inputs("left")
-    with torch.no_grad():
-        before = model.generate(**arguments, max_new_tokens=3, do_sample=False, eos_token_id=[])
-        with watch(model) as seen:
-            during = model.generate(**arguments, max_new_tokens=3, do_sample=False, eos_token_id=[])
-    assert torch.equal(before, during)
-    assert [tuple(weights.shape) for weights in seen] == [(2, 4, 1, T + 2)] * 2
-    whole = {
-        "input_ids": before[:, :-1],
-        "attention_mask": torch.nn.functional.pad(arguments["attention_mask"], (0, 2), value=1),
-    }
-    for weights, dense in zip(seen, eager(model, **whole).attentions, strict=True):
-        assert close(weights, dense[:, :, -1:], torch.ones(2, 1, 1).bool()) < 1e-5
 
 
 def test_a_model_inside_another_module_is_found():

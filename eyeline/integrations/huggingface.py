@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -148,6 +149,7 @@ class _Door:
 
     def finish(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not _computing_again():
+            self.rules.clear()
             self.end()
 
     def end(self) -> None:
@@ -222,7 +224,8 @@ class _Door:
 
         out = self.handle(call, kernel)
         if own is not None and out is own:
-            return result
+            # A gradient that is asked for at `own` passes there only if the model goes through it.
+            return (own.transpose(1, 2), *result[1:]) if own.requires_grad else result
         self.check_replaced()
         weights = None if result is None else result[1]
         return out.transpose(1, 2).contiguous(), weights
@@ -295,9 +298,17 @@ def _check(submodels: dict[str, PreTrainedModel], closed: set[int]) -> None:
 
 def _depends_on_name(submodel: PreTrainedModel, implementation: str) -> bool:
     """Whether the model's own code asks for the name that it loses while it is watched."""
-    if any(getattr(module, "reorder_and_upcast_attn", False) for module in submodel.modules()):
-        return implementation == "eager"
-    source = inspect.getsource(sys.modules[type(submodel).__module__])
+    asks, reorders = _asks(type(submodel).__module__, implementation)
+    if reorders:  # GPT-2 asks in order to reorder and upcast
+        return implementation == "eager" and any(
+            getattr(module, "reorder_and_upcast_attn", False) for module in submodel.modules()
+        )
+    return asks
+
+
+@cache
+def _asks(module: str, implementation: str) -> tuple[bool, bool]:
+    """Whether the source of a module compares with this name, and whether it may reorder."""
+    source = inspect.getsource(sys.modules[module])
     lines = re.findall(_COMPARES.format(re.escape(implementation)), source)
-    # GPT-2 asks in order to reorder and upcast, which was looked for above
-    return bool(lines) and "reorder_and_upcast_attn" not in source
+    return bool(lines), "reorder_and_upcast_attn" in source

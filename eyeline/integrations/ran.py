@@ -20,36 +20,42 @@ _SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states
 
 def attention_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The innermost modules that are called attention, whatever computes it there."""
-
-    def named(module: torch.nn.Module) -> bool:
-        return "Attention" in type(module).__name__
-
-    return [
-        module
-        for module in model.modules()
-        if named(module) and not any(named(m) for m in module.modules() if m is not module)
-    ]
+    found: dict[str, torch.nn.Module] = {}
+    last = ""
+    for path, module in model.named_modules():  # what a module holds follows it
+        if "Attention" in type(module).__name__:
+            if last in found and (not last or path.startswith(f"{last}.")):
+                del found[last]
+            found[path] = module
+            last = path
+    return list(found.values())
 
 
 def crosses(module: torch.nn.Module, path: str, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether an attention module that is called so makes its keys from other states."""
-    names = _parameters(type(module).forward)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    sources = [name for name in _SOURCES if name in names]
+    sources, first = _sources(type(module).forward)
     if not sources:
         return named_cross(path)
-    own = next(iter(given.values()), None)
-    return any(given.get(name) is not None and given[name] is not own for name in sources)
+    own = args[0] if args else kwargs.get(first)
+    for place, name in sources:
+        given = args[place] if place < len(args) else kwargs.get(name)
+        if given is not None and given is not own:
+            return True
+    return False
 
 
+@cache
 def named_cross(path: str) -> bool:
     """Whether a module's path says that it is cross-attention."""
     return _CROSS.search(path) is not None
 
 
 @cache
-def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(forward).parameters)[1:]
+def _sources(forward: Callable[..., Any]) -> tuple[tuple[tuple[int, str], ...], str]:
+    """Where a forward takes other states, by place and name, and the name of its own input."""
+    names = tuple(inspect.signature(forward).parameters)[1:]
+    found = tuple((place, name) for place, name in enumerate(names) if name in _SOURCES)
+    return found, names[0] if names else ""
 
 
 class Ran:
@@ -65,6 +71,7 @@ class Ran:
         self.kinds: dict[str, bool] = {}
         self.called: set[str] = set()
         self.dense: dict[str, Tensor] = {}
+        self._without: dict[frozenset[str], tuple[Missing, ...]] = {}
 
     def clear(self) -> None:
         """A new forward begins."""
@@ -107,7 +114,10 @@ class Ran:
     def missing(self) -> tuple[Missing, ...]:
         """The attention that ran and called nothing of ours, and the layers that have none."""
         unheard = [path for path in self.kinds if path not in self.called]
-        return (*map(self._unheard, unheard), *self._layers_without())
+        ran = frozenset((*self.called, *self.kinds))
+        if ran not in self._without:
+            self._without[ran] = self._layers_without(ran)
+        return (*map(self._unheard, unheard), *self._without[ran])
 
     def _unheard(self, path: str) -> Missing:
         reason = (
@@ -122,11 +132,10 @@ class Ran:
             return Missing(path, f"{reason} It returned {shape}, which is not queries by keys.")
         return Missing(path, reason, dense)
 
-    def _layers_without(self) -> tuple[Missing, ...]:
+    def _layers_without(self, ran: frozenset[str]) -> tuple[Missing, ...]:
         """Layers without attention, in a stack whose others have it: hybrid models."""
-        ran = {*self.called, *self.kinds}
-        holders = {path for path in map(self.paths.get, map(id, self.modules)) if path} | ran
-        stacks = dict.fromkeys(filter(None, map(self._stack, ran)))
+        holders = ran | {self.paths[id(module)] for module in self.modules}
+        stacks = sorted(filter(None, set(map(self._stack, ran))))
         return tuple(
             Missing(path, f"A layer without attention, {type(layer).__name__}.")
             for stack in stacks

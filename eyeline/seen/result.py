@@ -202,5 +202,11 @@ class Seen:
         self._calls.append(call)
         self._versions.append(keeping.versions(call))
 
+    def _replace(self, calls: Iterable[Call]) -> None:
+        """Put other calls in place of those that are there."""
+        self._calls[:] = calls
+        self._versions[:] = [keeping.versions(call) for call in self._calls]
+        self._weights.clear()
+
     def _miss(self, missing: tuple[Missing, ...]) -> None:
         self._missing = missing
