@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eyeline.seen import watch
+
 
 class CausalSelfAttention(nn.Module):
     """As in nanoGPT: one projection for q, k and v, SDPA with `is_causal`."""
@@ -140,6 +142,48 @@ class Called(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, **self.arguments)
+
+
+PAD = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+LATER = torch.ones(6, 6, dtype=torch.bool).triu(1)
+
+
+def made(seed: int = 0, **arguments: Any) -> nn.MultiheadAttention:
+    torch.manual_seed(seed)
+    return sharp(nn.MultiheadAttention(16, 4, **{"batch_first": True, **arguments}))
+
+
+def watched(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """What a model gives while it is watched, having checked that it is what it gives anyway."""
+    state = torch.get_rng_state()
+    before = model(*args, **kwargs)
+    torch.set_rng_state(state)
+    with watch(model, values=True) as seen:
+        during = model(*args, **kwargs)
+    assert same(before, during)
+    assert torch.overrides._len_torch_function_stack() == 0
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    return during, seen
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other) and one.stride() == other.stride()
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def apart(weights: Tensor, expected: Tensor) -> float:
+    assert weights.shape == expected.shape
+    return float((weights.detach() + torch.zeros(()) - expected.detach()).abs().max())
+
+
+def encoder(training: bool = False, **arguments: Any) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True, **arguments)
+    return sharp(nn.TransformerEncoder(layer, 2)).train(training)
 
 
 def ids(length: int = 10, batch: int = 2) -> Tensor:
