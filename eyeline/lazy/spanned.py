@@ -108,6 +108,14 @@ def _scattered(t: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
     return t.new_zeros(shape).index_add(dim, index, t)
 
 
+def _picked(t: Tensor, columns: Tensor) -> Tensor:
+    """Some columns; neighbours in their order, as words mostly are, without a copy."""
+    first, count = int(columns[0]) if len(columns) else 0, len(columns)
+    if count and int(columns[-1]) == first + count - 1 and bool((columns.diff() == 1).all()):
+        return t.narrow(-1, first, count)
+    return t.index_select(-1, columns)
+
+
 @dataclass(frozen=True, eq=False)
 class Merged(Reduction):
     """Rows averaged to sets and columns added: ``[N, H, sets of rows, sets of columns]``.
@@ -135,7 +143,7 @@ class Merged(Reduction):
         if self.cols is None:
             return (strip.full_width(rows),)
         column, held = strip.columns_of(self.cols.tokens)
-        picked = rows.index_select(3, column[held])
+        picked = _picked(rows, column[held])
         return (_scattered(picked, 3, self.cols.owner[held], len(self.cols)),)
 
 
