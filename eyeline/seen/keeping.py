@@ -20,14 +20,15 @@ def kept(call: Call, values: bool) -> Call:
     of one product, and where the model writes into it again, as into a static cache. A copy has
     the gradient of what was copied.
     """
-    names = ("q", "k", "v") if values else ("q", "k")
-    tensors: dict[str, Tensor] = {name: getattr(call, name) for name in names}
-    changed: dict[str, Tensor | None] = {} if values else {"v": None}
-    for name, tensor in tensors.items():
-        written = name != "q" and (call.reused or _written(tensor))
-        if written or _holds_more(tensor, list(tensors.values())):
-            changed[name] = tensor.clone()
-    return replace(call, **changed) if changed else call  # type: ignore[arg-type]
+    q, k, v = call.q, call.k, call.v if values else None
+    tensors = [q, k] if v is None else [q, k, v]
+    q = q.clone() if _holds_more(q, tensors) else q
+    k = k.clone() if call.reused or _written(k) or _holds_more(k, tensors) else k
+    if v is not None and (call.reused or _written(v) or _holds_more(v, tensors)):
+        v = v.clone()
+    if q is call.q and k is call.k and v is call.v:
+        return call
+    return replace(call, q=q, k=k, v=v)
 
 
 def versions(call: Call) -> tuple[int, ...]:
