@@ -20,6 +20,7 @@ ENTRIES = {"en": ("cat", "dog", "car", "bus"), "zh": ("猫", "狗", "汽车", "�
 ASKED = {"en": "kitten", "zh": "小猫"}
 
 WORDS = {
+    "key": {"en": "key", "zh": "键"},
     "score": {"en": "score", "zh": "打分"},
     "scores": {"en": "scores", "zh": "打分"},
     "metres": {"en": "value (metres)", "zh": "值（米）"},

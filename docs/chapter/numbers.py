@@ -95,11 +95,17 @@ def _lookup(lang: str) -> Named:
         said = f"KeyError: {error}"
     return {
         "lookup.said": said,
+        "lookup.query": _pair(list(lookup.QUERY)),
+        "lookup.product": " + ".join(
+            f"{q:g} · {k:g}" for q, k in zip(lookup.QUERY, lookup.ENTRIES["dog"])
+        ),
+        "lookup.dog": f"{scores[1].item():.3f}",
         "lookup.scores": ", ".join(f"{s:.3f}" for s in scores.tolist()),
         "lookup.metres": ", ".join(f"{v:g}" for v in V.tolist()),
         "lookup.given": table(
             ("", *names),
             [
+                (facts.WORDS["key"][lang], *map(_pair, K.tolist())),
                 (facts.WORDS["score"][lang], *(f"{s:.3f}" for s in scores.tolist())),
                 (facts.WORDS["metres"][lang], *(f"{v:g}" for v in V.tolist())),
             ],
@@ -112,11 +118,22 @@ def _lookup(lang: str) -> Named:
         "lookup.first": f"{once[0].item():.4f}",
         "lookup.once": f"{(once @ V).item():.2f}",
         "lookup.twice": f"{(twice @ V).item():.2f}",
+        "lookup.twice.exps": ", ".join(f"{s:.3f}" for s in (scores * 2).exp().tolist()),
+        "lookup.twice.sum": f"{(scores * 2).exp().sum().item():.3f}",
         "lookup.exact": f"{V[0].item():g}",
         "lookup.factor": "2",
         "times.low": f"× {lookup.SHARPER[0]:g}",
         "times.more": f"× {lookup.SHARPER[1]:g}",
     }
+
+
+def _pair(vector: Sequence[float]) -> str:
+    """A vector in the plane.
+
+    >>> _pair([0.9, 0.4])
+    '(0.9, 0.4)'
+    """
+    return f"({', '.join(f'{x:.2g}' for x in vector)})"
 
 
 def _sizes() -> Named:
@@ -159,6 +176,7 @@ def _sizes() -> Named:
         "kv.MB": f"{token * held / 1e6:.1f}",
         "kv.MB.full": f"{2 * layers * heads * size * 2 * held / 1e6:.1f}",
         "kv.ratio": str(heads // kv_heads),
+        "kv.ratio.zh": "零一二三四五六七八九"[heads // kv_heads],
         "book.scores": row(figure).replace("000", ""),
         "book.printed": "0.05 0.45 0.15 0.35",
         "book.right": " ".join(f"{w:.3f}" for w in figure.softmax(-1).tolist()),
@@ -204,6 +222,7 @@ def _example(book: Ledger) -> Named:
         ("q.sum", book["X"][0], book["W_Q"][:, 0]),
         ("q.hand", book["X"][1], book["W_Q"][:, 0]),
         ("out.hand", book["weights"][0], book["V"][:, 0]),
+        ("out.next", book["weights"][1], book["V"][:, 0]),
     ):
         found[name] = _products(a, b)
         found[f"{name}.result"] = number((a @ b).item())
@@ -211,6 +230,9 @@ def _example(book: Ledger) -> Named:
     found["V.low"], found["V.high"] = number(column.min().item()), number(column.max().item())
     found["exps.0"] = ", ".join(f"{x:.4f}" for x in book["scaled"][0].exp().tolist())
     found["exps.sum.0"] = number(book["scaled"][0].exp().sum().item())
+    raw = book["scores"][0].exp()
+    found["raw.exps"] = ", ".join(number(x) for x in raw.tolist())
+    found["raw.exps.sum"] = number(raw.sum().item())
     first = book["scaled"][1, :2].exp()
     found["hand.exps"] = " + ".join(f"{x:.4f}" for x in first.tolist())
     found["hand.sum"] = number(first.sum().item())

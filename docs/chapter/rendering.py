@@ -103,8 +103,8 @@ class Renderer:
         head = template(self.lang, ANSWERS)
         chapter = run("\n\n".join(self._body(body)))
         answers = "\n\n".join([self._filled(head).strip(), *self.answers])
-        pages = (f"{NOTE}\n\n{page}\n" for page in (chapter, run(answers)))
-        return Pages(*pages, tuple(self.exercises))
+        made = [f"{NOTE}\n\n{page}\n" for page in (chapter, run(answers))]
+        return Pages(made[0], made[1], tuple(self.exercises))
 
     def _filled(self, text: str) -> str:
         def named(found: re.Match[str]) -> str:
