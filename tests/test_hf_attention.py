@@ -180,6 +180,7 @@ def whisper_config(**more: Any) -> Any:
 # ---- generate ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("side", [None, "left"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize(
     "family",
@@ -189,10 +190,10 @@ def whisper_config(**more: Any) -> Any:
         *(pytest.param(f, marks=pytest.mark.slow) for f in CAUSAL if f not in ("llama", "gemma2")),
     ],
 )
-def test_generate_gives_eagers_tokens(family, cache):
+def test_generate_gives_eagers_tokens(family, cache, side):
     model = causal_model(family, "eager")
     arguments = {
-        **inputs("left"),
+        **inputs(side),
         "max_new_tokens": 12,
         "do_sample": False,
         "cache_implementation": cache,
@@ -200,8 +201,12 @@ def test_generate_gives_eagers_tokens(family, cache):
         "pad_token_id": 0,
     }
     expected = model.generate(**arguments)
+    told = {"output_logits": True, "return_dict_in_generate": True}
+    logits = model.generate(**arguments, **told).logits
     model.set_attn_implementation("eyeline")
     assert torch.equal(model.generate(**arguments), expected)
+    for own, other in zip(model.generate(**arguments, **told).logits, logits, strict=True):
+        assert float((own - other).abs().max()) < LIMIT * max(1, float(other.abs().max()))
 
 
 def test_generate_returns_lazy_attentions_step_by_step():

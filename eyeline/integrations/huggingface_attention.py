@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from transformers import masking_utils
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from eyeline.api import attention
 from eyeline.errors import ModelError
-from eyeline.integrations.huggingface_masks import Told, told
+from eyeline.integrations.huggingface_masks import Told, bits, told
 from eyeline.lazy import Weights
 from eyeline.lazy.matrix import METADATA, hollow
 from eyeline.masks import Mask, causal
@@ -30,6 +29,7 @@ from eyeline.masks import Mask, causal
 # Without "sdpa", "flash", "flex" and "eager", which transformers looks for in names.
 NAME = "eyeline"
 _FACTS = METADATA | {"untyped_storage"}
+_SIZES = ("batch_size", "q_length", "kv_length", "q_offset", "kv_offset")
 _AS_IT_IS = frozenset(["contiguous", "detach", "clone", "requires_grad_", "__copy__"])
 
 
@@ -99,35 +99,27 @@ class RuleMask(Tensor):
         if not whole or any(span.step != 1 for span in spans):
             return None
         rows, cols = spans[2:]
+        if (len(rows), len(cols)) == tuple(self.shape[2:]):
+            return self
         moved = {
             "q_length": len(rows),
             "kv_length": len(cols),
-            "q_offset": int(self._arguments.get("q_offset", 0)) + rows.start,
-            "kv_offset": int(self._arguments.get("kv_offset", 0)) + cols.start,
+            "q_offset": self._arguments["q_offset"] + rows.start,
+            "kv_offset": self._arguments["kv_offset"] + cols.start,
         }
         return rule_mask({**self._arguments, **moved})
 
 
 def rule_mask(arguments: dict[str, Any]) -> RuleMask:
     """The mask that transformers describes by the keyword arguments of its mask functions."""
-    shape = (
-        int(arguments["batch_size"]),
-        1,
-        int(arguments["q_length"]),
-        int(arguments["kv_length"]),
-    )
+    sizes = {name: int(arguments.get(name, 0)) for name in _SIZES}
+    arguments = {**arguments, **sizes}  # a static cache counts on in the tensor that it gave
+    shape = (sizes["batch_size"], 1, sizes["q_length"], sizes["kv_length"])
     like = torch.empty(
         0, dtype=arguments.get("dtype", torch.float32), device=arguments.get("device", "cpu")
     )
     made = hollow(like, shape).as_subclass(RuleMask)
     made._arguments, made._told, made._bits = arguments, told(arguments), None
-    return made
-
-
-def bits(arguments: dict[str, Any]) -> Tensor:
-    """The same mask as bool ``[B, 1, Tq, Tk]``, True where a key may be seen."""
-    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    made: Tensor = masking_utils.sdpa_mask(**{**arguments, **skips})
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,27 +14,55 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from eyeline.errors import ModelError
 from eyeline.integrations.huggingface_attention import RuleMask
-from eyeline.integrations.huggingface_masks import Told, told
+from eyeline.integrations.huggingface_masks import Told, skipped, told
 from eyeline.masks import Mask, causal
 from eyeline.seen.call import Call
 
 
 class Rules:
-    """The rules that masks of one forward were made from, by the mask tensor."""
+    """The rules that masks of one forward were made from, by the mask tensor.
+
+    Where transformers made none, as nothing but causality hides a key, by the sizes.
+    """
 
     def __init__(self) -> None:
         self._rules: Any = WeakIdKeyDictionary()
+        self._skipped: dict[tuple[int, int], Told] = {}
+        self._strided: list[tuple[Tensor, Told]] = []  # generate() may lay them out anew
 
     def note(self, mask: Any, arguments: dict[str, Any]) -> None:
         if isinstance(mask, RuleMask):
             self._rules[mask] = mask._told
         elif isinstance(mask, Tensor):
-            self._rules[mask] = told(arguments)
+            self._rules[mask] = rule = told(arguments)
+            if not mask.is_contiguous():
+                self._strided.append((mask, rule))
+        elif mask is None:
+            rule = skipped(arguments)
+            self._skipped[rule.sizes] = rule
 
     def of(self, mask: Any, query: Tensor, key: Tensor) -> Told | None:
-        rule: Told | None = self._rules.get(mask) if isinstance(mask, Tensor) else None
-        if rule is None or rule.sizes != (query.shape[-2], key.shape[-2]):
+        sizes = (query.shape[-2], key.shape[-2])
+        if mask is None:
+            return self._skipped.get(sizes)
+        rule = self._known(mask) if isinstance(mask, Tensor) else None
+        if rule is None or rule.sizes != sizes:
             return None  # the model cut the mask since
+        return rule
+
+    def clear(self) -> None:
+        """Forget what holds for one forward pass only."""
+        self._skipped.clear()
+        self._strided.clear()
+
+    def _known(self, mask: Tensor) -> Told | None:
+        rule: Told | None = self._rules.get(mask)
+        if rule is None and not isinstance(mask, RuleMask):
+            for other, told_of_it in self._strided:
+                if (other.shape, other.dtype) == (mask.shape, mask.dtype):
+                    if torch.equal(other, mask):
+                        self._rules[mask] = rule = told_of_it
+                        break
         return rule
 
 
@@ -75,16 +104,22 @@ def call_of(
         sinks=kwargs.get("s_aux") if eager else None,
         real=None if rule is None or crossing else rule.real,
         dropout=dropout if module.training or not eager else 0.0,
+        place=None if rule is None or crossing else rule.place,
     )
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """As the kernel gets them: under autocast both products are computed in its dtype."""
     kind = tensors[0].device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if not _has_autocast(kind) or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+@cache
+def _has_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
 
 
 def _masked(
@@ -127,9 +162,8 @@ def _unmasked(
 
 def function_of(module: torch.nn.Module, original: str) -> Callable[..., Any]:
     """The attention function that this module uses under the name `original`."""
-    place = inspect.unwrap(type(module).forward).__globals__
-    interface = place.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-    function = interface.get_interface(original, place.get("eager_attention_forward"))
+    interface, eager = _interface(type(module).forward)
+    function = interface.get_interface(original, eager)
     if function is None:
         raise ModelError(
             f"{type(module).__name__} runs eager attention that watch() cannot find.\n"
@@ -137,3 +171,11 @@ def function_of(module: torch.nn.Module, original: str) -> Callable[..., Any]:
         )
     found: Callable[..., Any] = function
     return found
+
+
+@cache
+def _interface(forward: Callable[..., Any]) -> tuple[Any, Any]:
+    """The registry that a module's code looks attention functions up in, and its eager one."""
+    place = inspect.unwrap(forward).__globals__
+    interface = place.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+    return interface, place.get("eager_attention_forward")

@@ -12,6 +12,7 @@ from eyeline import api
 from eyeline.errors import ArgumentError
 from eyeline.lazy import Weights
 from eyeline.masks import Mask, from_tensor
+from eyeline.seen.place import Place
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class Call:
     tensor that also hides where it holds -inf or its dtype's lowest value. `real` bool [B, T] marks
     the rows that are no padding, where known. `kernel` says what computed the output, "own" for the
     model's own code; `dropout` is what the model leaves out of its output, never of the weights.
-    `reused` marks q, k and v that lie in memory which the model writes again.
+    `out` [B, Hq, Tq, Dv] is what the attention gave, where it is kept for its gradient; `reused`
+    marks q, k and v that lie in memory which the model writes again; `place` says where a
+    step stands in a text that is read in several.
 
     >>> import torch
     >>> call = Call("layer", torch.eye(2)[None, None], torch.eye(2)[None, None])
@@ -46,7 +49,9 @@ class Call:
     real: Tensor | None = None
     kernel: str = "own"
     dropout: float = 0.0
+    out: Tensor | None = None
     reused: bool = False
+    place: Place | None = None
 
     def weights(self) -> Weights:
         """The lazy weights [B, Hq, Tq, Tk] of this call."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from eyeline import integrations
 from eyeline.errors import ArgumentError, ModelError
 from eyeline.seen.call import Call
-from eyeline.seen.keeping import kept
+from eyeline.seen.generation import Steps
 from eyeline.seen.result import Seen
 
 _NOTHING = (
@@ -65,15 +65,19 @@ def watch(
 def _watching(model: torch.nn.Module, values: bool, kernel: str) -> Iterator[Seen]:
     seen = Seen()
     seen.model = _name(model)
+    steps = Steps(seen, values)
 
     def handle(call: Call, own: Callable[[], Tensor]) -> Tensor:
         out = own() if kernel == "own" else call.attention()
-        seen._add(kept(replace(call, kernel=kernel) if kernel != "own" else call, values))
+        if values and out.requires_grad:
+            call = replace(call, out=out)
+        steps.add(replace(call, kernel=kernel) if kernel != "own" else call)
         return out
 
     replaced = kernel != "own"
-    with integrations.intercepted(model, handle, seen._start, seen._miss, rules=replaced):
+    with integrations.intercepted(model, handle, steps.start, steps.end, rules=replaced):
         yield seen
+        steps.close()
     if not len(seen) and all(one.dense is None for one in seen.missing):
         raise ModelError(_nothing(seen))
 
