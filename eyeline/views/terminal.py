@@ -56,6 +56,8 @@ def next_commands(look: Look, base: str, lang: str | None = None) -> list[tuple[
     `base` starts eyeline on the same text: "eyeline look", and the text as it was named.
     """
     say = Phrases(lang or look.lang)
+    written = f" --generate {look.generate}" if look.generate else ""
+    base += written
     same = base if look.model == "minilm" else f"{base} --model {shlex.quote(look.model)}"
     token = look.fan.word if look.fan else _telling(look)
     asked = "" if token is None else f" --token {_argument(look, token)}"
@@ -74,7 +76,7 @@ def next_commands(look: Look, base: str, lang: str | None = None) -> list[tuple[
             place = f" --layer {other.layer} --head {other.head}"
             found.append((same + asked + place, say("next head")))
         found.append((f"{same}{asked} --svg look.svg", say("next figure")))
-    for model in look.readers[:1]:
+    for model in () if look.generate else look.readers[:1]:
         found.append((f"{base} --model {model}", say("next model", model=model)))
     found.append((f"{same}{asked} --html look.html", say("next page")))
     return found
@@ -187,6 +189,11 @@ class _Screen(Canvas):
         self.line(Text(self.say("counted"), style=SOFT), wrap=True)
         if look.mostly_unknown:
             self.unknown()
+        if any(look.generated):
+            self.title(self.say("generated"))
+            self.line(
+                Text("  " + self.plain(printable(look.written.replace("\n", "↵")))), wrap=True
+            )
 
     def unknown(self) -> None:
         look = self.look
@@ -248,7 +255,8 @@ class _Screen(Canvas):
         lines = []
         for first, name, dim in zip(grid.edges, names, grid.dim, strict=False):
             word = (_fit(shorten(name, label), label) + " ", SOFT if dim else "")
-            lines.append(Text.assemble((f" {first:>{digits}} ", SOFT), word))
+            new = "+" if look.generated and look.generated[first] else " "
+            lines.append(Text.assemble((f" {first:>{digits}}{new}", SOFT), word))
         for i, _, shade, dim in grid.shades():
             # special columns never get a dark mark: without colour that is what dims them
             mark = self.mark(min(shade, 0.3) if dim else shade) * side
