@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from docs.chapter.figures import figures
+from docs.chapter.numbers import UntrueError
 from docs.chapter.rendering import HERE, LANGUAGES, render, suffix
 
 
@@ -31,7 +32,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="what the numbers are drawn by")
     parser.add_argument("--to", type=Path, default=HERE.parent, help="the folder to write into")
     chosen = parser.parse_args()
-    for name, text in files(chosen.seed).items():
+    try:
+        made = files(chosen.seed)
+    except UntrueError as error:
+        parser.error(str(error))
+    for name, text in made.items():
         path = chosen.to / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")

@@ -409,4 +409,6 @@ def _shuffled(book: Ledger) -> Named:
 
 def _holds(true: bool, claim: str) -> None:
     if not true:
-        raise UntrueError(f"The chapter says that {claim}; with this seed it is not so.")
+        raise UntrueError(
+            f"The chapter says that {claim}. With this seed it is not so: take another."
+        )

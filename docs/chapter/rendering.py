@@ -85,7 +85,7 @@ def suffix(lang: str) -> str:
 
 def render(lang: str, seed: int = 0) -> Pages:
     """Both pages of one language with the numbers of a seed."""
-    return Renderer(lang, seed, fixed(lang) | drawn(seed, lang)).pages()
+    return Renderer(lang, seed, drawn(seed, lang) | fixed(lang)).pages()
 
 
 class Renderer:
