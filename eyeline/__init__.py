@@ -24,6 +24,7 @@ from eyeline.masks import causal, padding, window
 from eyeline.readings import entropy, read, received, top
 
 if TYPE_CHECKING:
+    from eyeline.acting import block
     from eyeline.layers import SelfAttention
     from eyeline.looking import look
     from eyeline.recording import load
@@ -38,6 +39,7 @@ __all__ = [
     "SelfAttention",
     "Weights",
     "attention",
+    "block",
     "causal",
     "entropy",
     "load",
@@ -55,11 +57,12 @@ __all__ = [
 # Where the names live that load when first used, so that `import eyeline` stays light.
 _LATER = {
     "SelfAttention": "eyeline.layers",
+    "block": "eyeline.acting",
     "load": "eyeline.recording",
     "look": "eyeline.looking",
     "watch": "eyeline.seen",
 }
-_MODULES = ("heads", "kv_cache", "layers", "models", "positions", "recording", "spans")
+_MODULES = ("acting", "heads", "kv_cache", "layers", "models", "positions", "recording", "spans")
 
 
 def __getattr__(name: str) -> Any:

@@ -21,10 +21,12 @@ from torch import Tensor
 
 from eyeline.errors import ModelError
 from eyeline.integrations import changing
-from eyeline.integrations.changing import Change
+from eyeline.integrations.changing import Change, Finish
 
 if TYPE_CHECKING:  # seen stands on this module
     from eyeline.seen.call import Call, Missing
+
+__all__ = ["Change", "Finish", "Handle", "changed", "inside", "intercepted"]
 
 Handle = Callable[["Call", Callable[[], Tensor]], Tensor]
 """What is handed each call and the model's own kernel, and gives the output."""
@@ -83,10 +85,10 @@ def _told(model: torch.nn.Module, heard: _Heard, rules: bool) -> Iterator[None]:
         stack.enter_context(heard.listening())
         inside_interface = _holds_transformers(model)
         if inside_interface:
-            from eyeline.integrations import huggingface
+            from eyeline.integrations import huggingface_door
 
             stack.enter_context(
-                huggingface.intercepted(
+                huggingface_door.intercepted(
                     model,
                     heard.handle,
                     heard.start,
@@ -147,8 +149,6 @@ class _Heard:
             return own()
         call = self._named(call)
         now, finish = changing.changed(self._model, call)
-        if now is call and finish is None:
-            return self._handle(call, own)
         kept: list[Tensor] = []
 
         def once() -> Tensor:
@@ -156,9 +156,16 @@ class _Heard:
             return kept[0]
 
         out = self._handle(now if now is call else replace(now, kernel="eyeline"), once)
+        if not kept and self._watched_outside():
+            own()
         if finish is None or (kept and out is kept[0]):
             return out
         return finish(out)
+
+    def _watched_outside(self) -> bool:
+        """Whether someone watches from outside, who is told of a call where `own()` runs."""
+        outside = self._listening[: self._listening.index(self)]
+        return any(not isinstance(heard, _Acting) for heard in outside)
 
     def _named(self, call: Call) -> Call:
         path = call.name.partition("#")[0]
@@ -197,9 +204,8 @@ class _Acting(_Heard):
         if now is call:
             out = own()
         else:
-            outside = self._listening[: self._listening.index(self)]
-            if any(not isinstance(heard, _Acting) for heard in outside):
-                own()  # whoever watches from outside is told of the call there
+            if self._watched_outside():
+                own()
             out = now.attention()
         return out if finish is None else finish(out)
 
