@@ -53,7 +53,7 @@ def coded(rows: Callable[[int, int], Tensor], Tq: int, Tk: int) -> Mask | None:
 
 def _runs(visible: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
     """Where the runs of True begin and end in each row, [B, R, n]; None for more than `most`."""
-    B, R, Tk = visible.shape
+    B, R = visible.shape[:2]
     edges = pad(visible.to(torch.int8), (1, 1)).diff(dim=-1)
     begins = edges == 1
     counts = begins.sum(-1)
