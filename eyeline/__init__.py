@@ -6,7 +6,8 @@
 >>> weights[0]
 tensor([0.6698, 0.3302])
 
-`dense_limit` is the number of bytes up to which `Weights` turn into a dense tensor unasked:
+`dense_limit` is the number of bytes up to which `Weights` turn into a dense tensor unasked. Set it
+to allow more or less; above it `eyeline.errors.DenseError` says what to ask instead:
 
 >>> eyeline.dense_limit // 2**20   # MiB
 64
@@ -18,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from eyeline import functional as functional
 from eyeline.api import attention, scaled_dot_product_attention, weights
-from eyeline.errors import DenseError
 from eyeline.lazy import Weights
 from eyeline.masks import causal, padding, window
-from eyeline.readings import Reading, entropy, read, received, top
+from eyeline.readings import entropy, read, received, top
 
 if TYPE_CHECKING:
+    from eyeline.acting import block
+    from eyeline.layers import SelfAttention
     from eyeline.looking import look
+    from eyeline.recording import load
     from eyeline.seen import watch
 
 __version__ = "0.1.0"
@@ -33,13 +36,13 @@ dense_limit: int = 64 * 2**20
 """Bytes up to which `Weights` becomes a dense tensor unasked; set it to allow more or less."""
 
 __all__ = [
-    "DenseError",
-    "Reading",
+    "SelfAttention",
     "Weights",
     "attention",
+    "block",
     "causal",
-    "dense_limit",
     "entropy",
+    "load",
     "look",
     "padding",
     "read",
@@ -51,10 +54,15 @@ __all__ = [
     "window",
 ]
 
-# Where the names that look into models live; they load when first used, so that
-# `import eyeline` stays light.
-_LATER = {"look": "eyeline.looking", "watch": "eyeline.seen"}
-_MODULES = ("kv_cache", "layers", "models", "positions")
+# Where the names live that load when first used, so that `import eyeline` stays light.
+_LATER = {
+    "SelfAttention": "eyeline.layers",
+    "block": "eyeline.acting",
+    "load": "eyeline.recording",
+    "look": "eyeline.looking",
+    "watch": "eyeline.seen",
+}
+_MODULES = ("acting", "heads", "kv_cache", "layers", "models", "positions", "recording", "spans")
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,8 @@ def attention(
       than 1.
     * ``dropout``: the probability that a weight is left out of ``out``; the weights are those
       before dropout.
-    * ``backend``: "tiled" (the default) or "reference" (dense).
+    * ``backend``: "cpu" (C++, where it is installed), "tiled" or "reference" (dense); the first
+      that can unless named.
 
     Errors: ShapeError, DtypeError, MaskError, ArgumentError, BackendError, each with what to do.
     Source: Vaswani et al. 2017, "Attention is all you need", eq. 1.

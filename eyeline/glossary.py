@@ -133,6 +133,80 @@ TABLE: dict[str, tuple[str, str]] = {
     "next page": ("a page to keep or send", "存成一个网页"),
     "next figure": ("a figure for a paper", "存成论文插图"),
     "written": ("Wrote {path}", "已写入 {path}"),
+    # a model without some heads
+    "without facts": (
+        "{tokens} tokens · without {heads}: their output is 0",
+        "{tokens} 个 token · 关掉 {heads}：输出置 0",
+    ),
+    "without next": ("What comes next after “{text}”", "“{text}”之后的下一个 token"),
+    "without before": ("before", "之前"),
+    "without after": ("without", "关掉后"),
+    "without moved": (
+        "{share} of all probability went to other tokens.",
+        "全部概率中有 {share} 转到了别的 token。",
+    ),
+    "without next head": ("what the head looks at", "这个头在看什么"),
+    # a picture
+    "picture facts": (
+        "{name}, {width} × {height} pixels · {layers} layers × {heads} heads · {tokens} tokens:"
+        " CLS and {rows} × {columns} patches · {seconds} s",
+        "{name}，{width} × {height} 像素 · {layers} 层 × {heads} 头 · {tokens} 个 token："
+        "CLS 和 {rows} × {columns} 个图块 · {seconds} 秒",
+    ),
+    "picture never stored": (
+        "One row of each head was read: the whole ({layers}×{heads}×{tokens}×{tokens}, {size})"
+        " was never stored. Rows and columns are counted from 0, from the top left.",
+        "每个头只读了一行；整个矩阵（{layers}×{heads}×{tokens}×{tokens}，{size}）从未保存。"
+        "行和列从左上角、从 0 数起。",
+    ),
+    "picture map": ("What {token} looks at, {place}", "{token} 在看哪里，{place}"),
+    "picture map, heads": (
+        "What {token} looks at, {place}, the average of its heads",
+        "{token} 在看哪里，{place}，各头的平均",
+    ),
+    "picture scale": ("Shade: the weight, darkest = {most}.", "深浅：权重，最深 = {most}。"),
+    "picture half": (
+        "Half of what the patches get lies on {half} of them; CLS itself gets {rest}.",
+        "图块所得的一半落在其中 {half} 的图块上；CLS 自身得 {rest}。",
+    ),
+    "picture most": ("Most: {names}.", "最多的图块：{names}。"),
+    "picture heads": (
+        "The share of the patches that half of {token}'s look lies on, % (small = sharp)",
+        "{token} 的注意力有一半落在百分之几的图块上（小 = 集中）",
+    ),
+    "picture next patch": ("what this patch looks at", "这个图块在看哪里"),
+    "picture next whole": ("what the whole picture's token looks at", "整幅图的 token 在看哪里"),
+    "picture next head": ("its sharpest head alone", "只看其中最集中的头"),
+    "picture next figure": ("the heat map over the picture", "把热图叠在图上"),
+    # speech
+    "sound facts": (
+        "{name}, {duration} s · {layers} layers · {tokens} tokens · {seconds} s",
+        "{name}，{duration} 秒 · {layers} 层 · {tokens} 个 token · 用时 {seconds} 秒",
+    ),
+    "sound heard": ("What it heard", "听到的话"),
+    "sound nothing": ("no words", "没有词"),
+    "sound map": (
+        "Where in time it listened for each word · {heads}",
+        "写每个词时听的是哪一段 · {heads}",
+    ),
+    "sound known heads": (
+        "the average of the {count} heads that follow the sound",
+        "跟随声音的 {count} 个头的平均",
+    ),
+    "sound heads": ("the average of {names}", "{names} 的平均"),
+    "sound start": ("start", "开始"),
+    "sound starts": (
+        "Starts are in seconds, by dynamic time warping of these rows.",
+        "开始时间以秒计，由这些行的动态时间规整得出。",
+    ),
+    "sound beyond": (
+        "{share} of the attention lies past the end, in the silence that fills 30 s.",
+        "{share} 的注意力落在结尾之后，在补满 30 秒的静音里。",
+    ),
+    "sound next head": ("one head alone", "只看一个头"),
+    # a text that is written on
+    "generated": ("Written on by the model, marked + below", "模型续写的部分（下面标 +）"),
+    "generated page": ("Written on by the model", "模型续写的部分"),
     # the lesson
     "lesson title": ("Attention, step by step: {text}", "注意力，一步一步看：{text}"),
     "lesson code": ("All the code", "全部代码"),

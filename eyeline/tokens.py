@@ -188,6 +188,48 @@ def encode(tokenizer: Any, text: str) -> Tokens:
     return assemble(text, encoding.ids, encoding.tokens, encoding.offsets, special, unknown)
 
 
+def from_ids(tokenizer: Any, ids: Sequence[int], before: Tokens | None = None) -> Tokens:
+    """Tokens that a model wrote, in place of a text: their text is what they decode to.
+
+    `before` are tokens that come first, those of a prompt. A character whose bytes several tokens
+    carry belongs to each of them.
+
+    >>> from tokenizers import Tokenizer, decoders, models
+    >>> tokenizer = Tokenizer(models.BPE({"Ġkey": 0, "s": 1, "å": 2, "¥": 3, "½": 4}, []))
+    >>> tokenizer.decoder = decoders.ByteLevel()
+    >>> written = from_ids(tokenizer, [0, 1, 2, 3, 4])
+    >>> written.text, written.pieces
+    (' keys好', ('key', 's', '好⟨1/3⟩', '好⟨2/3⟩', '好⟨3/3⟩'))
+    """
+    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    named = {i for i, token in fast.get_added_tokens_decoder().items() if token.special}
+    offset = len(before.text) if before else 0
+    text, offsets = "", []
+    plain: list[int] = []
+    for i in ids:
+        if i in named:
+            offsets.append((0, 0))
+            continue
+        # what is not yet a whole character decodes to the replacement character
+        start = len(text.rstrip("\ufffd"))
+        plain.append(i)
+        text = fast.decode(plain, skip_special_tokens=False)
+        offsets.append((offset + start, offset + len(text)))
+    raw = [fast.id_to_token(i) or "" for i in ids]
+    special = [i in named for i in ids]
+    if before is None:
+        return assemble(text, ids, raw, offsets, special)
+    written = assemble(before.text + text, ids, raw, offsets, special)
+    return Tokens(
+        text=written.text,
+        ids=before.ids + written.ids,
+        pieces=before.pieces + written.pieces,
+        offsets=before.offsets + written.offsets,
+        special=before.special + written.special,
+        unknown=before.unknown + written.unknown,
+    )
+
+
 def _unknown_id(tokenizer: Any, fast: Any) -> int | None:
     token = getattr(fast.model, "unk_token", None) or getattr(tokenizer, "unk_token", None)
     candidates = [token] if token else ["<unk>", "[UNK]"]

@@ -313,7 +313,10 @@ def test_case_29_fork_after_use(backend: str) -> None:
         return
     program = textwrap.dedent(FORK)
     done = subprocess.run(
-        [sys.executable, "-c", program, backend.split()[0]], timeout=120, capture_output=True, text=True
+        [sys.executable, "-c", program, backend.split()[0]],
+        timeout=120,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
@@ -342,6 +345,9 @@ def test_case_29_interrupted(backend: str) -> None:
         return
     program = textwrap.dedent(INTERRUPT).format(T=16_384 if backend != "reference" else 2048)
     done = subprocess.run(
-        [sys.executable, "-c", program, backend.split()[0]], timeout=120, capture_output=True, text=True
+        [sys.executable, "-c", program, backend.split()[0]],
+        timeout=120,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr

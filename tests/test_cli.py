@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from eyeline import cli
+from eyeline import cli, given
 from eyeline.looking import DEFAULT_TEXT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -211,7 +211,7 @@ def test_special_tokens_that_the_text_spells_out_are_text(run):
 
 
 def test_a_silent_pipe_is_said_to_be_waited_for(run, monkeypatch):
-    monkeypatch.setattr(cli, "_PATIENCE", 0.05)
+    monkeypatch.setattr(given, "PATIENCE", 0.05)
     for arguments in ((), ("-",)):
         reading, writing = os.pipe()
 

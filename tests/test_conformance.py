@@ -29,7 +29,9 @@ def test_owed(obligation: Obligation, backend: str, path: str) -> None:
 
 # What the native kernels compute themselves is tested always, on the table that runs here by
 # itself; the rest is `tiled`'s, which every table passes among the slow tests.
-NATIVE_FORWARD = [o for o in OWED if o.check.__module__ in {"tests.owed.values", "tests.owed.edges"}]
+NATIVE_FORWARD = [
+    o for o in OWED if o.check.__module__ in {"tests.owed.values", "tests.owed.edges"}
+]
 
 
 @pytest.mark.parametrize("backend", [cpu.name for cpu in TABLES[:1]])

@@ -202,7 +202,7 @@ def test_in_place_is_refused(change: str) -> None:
 def test_above_the_limit(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eyeline, "dense_limit", 1000)
     weights, exact = both(4)
-    with pytest.raises(eyeline.DenseError, match=r"KiB.*1000 bytes[\s\S]*eyeline\.re"):
+    with pytest.raises(eyeline.errors.DenseError, match=r"KiB.*1000 bytes[\s\S]*eyeline\.re"):
         USES[use](weights)
     for lazy in ("sum over keys", "mean over queries", "topk keys", "max over keys", "w @ x"):
         same(USES[lazy](weights), USES[lazy](exact))

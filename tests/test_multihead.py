@@ -223,7 +223,7 @@ def test_long_texts_need_no_matrix():
         _, weights = ours(x, x, x, attn_mask=eyeline.causal())
     assert weights.shape == (1, 6000, 6000)
     assert weights[0, -1].sum().item() == pytest.approx(1, abs=1e-5)
-    with pytest.raises(eyeline.DenseError):
+    with pytest.raises(eyeline.errors.DenseError):
         weights * 2
 
 

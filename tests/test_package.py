@@ -18,8 +18,8 @@ import eyeline
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "eyeline"
 
-# A module imports only modules that stand before it. `integrations` is how `seen` and `models`
-# reach into other libraries; it stands with `seen`.
+# A module imports only modules that stand before it. `integrations` is how `seen`, `acting` and
+# `models` reach into other libraries; it stands with `seen`.
 ORDER = [
     "errors",
     "visibility",
@@ -34,6 +34,9 @@ ORDER = [
     "readings",
     "tokens",
     "seen",
+    "recording",
+    "acting",
+    "heads",
     "positions",
     "kv_cache",
     "layers",
@@ -42,6 +45,7 @@ ORDER = [
     "looking",
     "lesson",
     "views",
+    "given",
     "cli",
     "__main__",
 ]
@@ -60,11 +64,17 @@ SUBMODULES = (
     "kv_cache",
     "models",
     "errors",
+    "spans",
+    "recording",
+    "heads",
+    "acting",
 )
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PUBLIC_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".svg", ".css", ".html", ".js"}
 MOST_LINES = 500
+# Written by `make docs` from docs/chapter, which has a file for each section.
+MADE = {"attention.md", "attention.zh.md", "attention-answers.md", "attention-answers.zh.md"}
 MOST_NAMES = 16
 
 
@@ -125,7 +135,9 @@ def test_imports_go_one_way(path):
         return
     for name in imported(path):
         if name == "integrations":
-            assert own in {"seen", "models", "integrations"}, f"{path.name} imports {name}"
+            assert own in {"seen", "acting", "models", "integrations"}, (
+                f"{path.name} imports {name}"
+            )
         assert place(name) <= place(own), f"{path.name} imports {name}, which stands after it"
 
 
@@ -146,11 +158,7 @@ def test_few_names():
 @pytest.mark.parametrize("name", eyeline.__all__)
 def test_every_name_has_an_example_that_shows_a_number(name):
     named = getattr(eyeline, name)
-    if name == "dense_limit":  # a number has no docstring of its own: the module's shows it
-        text = eyeline.__doc__ or ""
-        assert name in text
-    else:
-        text = named.__doc__ or ""
+    text = named.__doc__ or ""
     examples = doctest.DocTestParser().get_examples(text)
     assert examples, f"eyeline.{name} has no example"
     assert any(re.search(r"\d", example.want) for example in examples), f"{name} shows no number"
@@ -181,6 +189,7 @@ def test_files_stay_short():
         str(path.relative_to(ROOT)): count
         for path in public_files()
         if path.suffix in {".py", ".md", ".css", ".js"}
+        and path.name not in MADE
         and (count := len(path.read_text("utf-8").splitlines())) > MOST_LINES
     }
     assert not long, "split by concept"

@@ -87,5 +87,5 @@ def test_takes_lazy_weights_unchanged(tool: Callable[[list[Any], list[str]], str
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
 def test_large_weights_are_refused(tool: Callable[[list[Any], list[str]], str]) -> None:
-    with pytest.raises(eyeline.DenseError, match="8000"):
+    with pytest.raises(eyeline.errors.DenseError, match="8000"):
         tool(layers(8000), ["word"] * 8000)

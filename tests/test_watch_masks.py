@@ -11,6 +11,7 @@ from transformers import masking_utils
 from eyeline import masks
 from eyeline.integrations.huggingface_masks import told
 from eyeline.seen import watch
+from tests.test_watch import Largest
 from tests.tiny import T, close, eager, inputs, run, tiny
 
 
@@ -98,11 +99,60 @@ def test_rules_know_where_queries_stand_in_a_cache(offsets):
         assert torch.equal(lowered(rule, 2, queries, keys), expected)
 
 
-def test_unknown_mask_function_is_not_told():
+def blocks(edges: torch.Tensor) -> Any:
+    """Causal, but for blocks that see all of themselves, as the patches of a picture do."""
+
+    def inner(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        both = (edges[batch, query] == edges[batch, key]) & (edges[batch, query] >= 0)
+        return (key <= query) | both
+
+    return inner
+
+
+@pytest.mark.parametrize("padding", [None, PADDED], ids=["whole", "padded"])
+def test_an_unknown_mask_function_becomes_intervals(padding):
+    edges = torch.tensor([[-1, 0, 0, 0, -1, 1, 1, -1, -1, -1], [-1] * 7 + [2] * 3])
+    arguments = {
+        "batch_size": 2,
+        "q_length": 10,
+        "kv_length": 10,
+        "mask_function": blocks(edges),
+        "attention_mask": padding,
+    }
+    rule = told(arguments)
+    assert rule.known
+    assert rule.mask is not None
+    assert rule.mask.formula.startswith("intervals(")
+    expected = masking_utils.sdpa_mask(**arguments, allow_is_causal_skip=False)
+    assert torch.equal(lowered(rule, 2, 10, 10), expected)
+
+
+def test_an_unknown_mask_function_is_never_queries_by_keys():
+    length = 4096
+    edges = torch.full((1, length), -1)
+    edges[0, 100:356] = 0
+    edges[0, 1000:1256] = 1
+    arguments = {
+        "batch_size": 1,
+        "q_length": length,
+        "kv_length": length,
+        "mask_function": blocks(edges),
+    }
+    with Largest(length * length // 2) as largest:
+        rule = told(arguments)
+    assert largest.count == 0
+    assert rule.known
+    last = {"q_length": 8, "q_offset": 96, "kv_length": length, "batch_size": 1}
+    few = masking_utils.sdpa_mask(**{**arguments, **last})
+    lowest = rule.mask.lower((1, 1), length, length, torch.device("cpu"))
+    assert torch.equal(lowest.rows(slice(96, 104)).tile().expand(few.shape), few)
+
+
+def test_a_mask_of_many_runs_is_not_told():
     def own(batch, head, query, key):
         return key % 2 == query % 2
 
-    arguments = {"q_length": 4, "kv_length": 4, "mask_function": own}
+    arguments = {"q_length": 16, "kv_length": 16, "mask_function": own}
     assert not told(arguments).known
     both = masking_utils.and_masks(masking_utils.causal_mask_function, own)
     assert not told({**arguments, "mask_function": both}).known
@@ -128,7 +178,7 @@ def test_plain_causal_and_padding_stay_rules():
     model = tiny("mistral")
     with watch(model) as seen:
         run(model, **inputs("left"))
-    call = seen._calls[0]
+    call = seen.calls[0]
     assert isinstance(call.mask, masks.Mask)
     assert call.mask.formula == "window(3) & only(bool [2, 10])"
     assert torch.equal(seen.real(0), inputs("left")["attention_mask"].bool())

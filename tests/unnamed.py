@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ class Unnamed(Backend):
 
     name: str
     first: Backend
-    then: Backend = Tiled()
+    then: Backend = field(default_factory=Tiled)
 
     def of(self, problem: Problem) -> Backend:
         return self.then if self.first.unsupported(problem) else self.first

@@ -1,1 +1,256 @@
-"""How eyeline reaches into other libraries; nothing else in the package knows them."""
+"""How eyeline reaches into other libraries; nothing else in the package knows them.
+
+`intercepted` is the one door to the attention of a running model: it hands every call of an
+attention to a function, which lets the model's own kernel run or computes something else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from eyeline.errors import ModelError
+from eyeline.integrations import changing
+from eyeline.integrations.changing import Change, Finish
+
+if TYPE_CHECKING:  # seen stands on this module
+    from eyeline.seen.call import Call, Missing
+
+__all__ = ["Change", "Finish", "Handle", "changed", "inside", "intercepted"]
+
+Handle = Callable[["Call", Callable[[], Tensor]], Tensor]
+"""What is handed each call and the model's own kernel, and gives the output."""
+
+inside: ContextVar[bool] = ContextVar("inside", default=False)
+"""True while an attention function runs whose call was handed over: what it calls is part of it."""
+
+
+@contextmanager
+def intercepted(
+    model: torch.nn.Module,
+    handle: Handle,
+    start: Callable[[], None],
+    missed: Callable[[tuple[Missing, ...]], None],
+    *,
+    rules: bool = False,
+) -> Iterator[None]:
+    """Hand every attention call of `model` to `handle`; restore everything afterwards.
+
+    ``handle(call, own) -> out [B, Hq, Tq, Dv]``: `own()` runs the model's own kernel and gives its
+    output; where `handle` returns that very tensor, the model goes on with what its own function
+    returned, bit for bit. `call.v` is always there. `start()` is called where an outermost forward
+    of the model begins, `missed(...)` where it ends, with the attention that ran unseen. Several
+    interceptions may be nested; the inner one is asked first and its `own()` asks the outer one.
+    With `rules`, for a `handle` that runs no kernel of the model's, masks are never made as tensors
+    where they can stay rules. Calls are handed over as `changing` changed them.
+
+    Raises ModelError for what is no model, or a model that cannot be looked into.
+    """
+    _check(model)
+    with _told(model, _Heard(model, handle, start, missed), rules):
+        yield
+
+
+@contextmanager
+def changed(
+    model: torch.nn.Module,
+    change: Change,
+    start: Callable[[], None],
+    missed: Callable[[tuple[Missing, ...]], None],
+) -> Iterator[None]:
+    """Let the attention calls of `model` be computed as `change` says; see `changing`.
+
+    A call that is not changed is left to the model's own kernel, any other goes through
+    ``call.attention()``. `start`, `missed` and errors are those of `intercepted`.
+    """
+    _check(model)
+    with changing.active(model, change), _told(model, _Acting(model, start, missed), False):
+        yield
+
+
+@contextmanager
+def _told(model: torch.nn.Module, heard: _Heard, rules: bool) -> Iterator[None]:
+    """Let everything that can see calls of `model` tell `heard` of them."""
+    with ExitStack() as stack:
+        stack.enter_context(heard.listening())
+        inside_interface = _holds_transformers(model)
+        if inside_interface:
+            from eyeline.integrations import huggingface_door
+
+            stack.enter_context(
+                huggingface_door.intercepted(
+                    model,
+                    heard.handle,
+                    heard.start,
+                    lambda missing: heard.missed("interface", missing),
+                    rules=rules,
+                )
+            )
+        if not inside_interface or _calls_torch(model):
+            from eyeline.integrations import modules
+
+            stack.enter_context(
+                modules.intercepted(
+                    model,
+                    heard.handle,
+                    (lambda: None) if inside_interface else heard.start,
+                    lambda missing: heard.missed("torch", missing),
+                )
+            )
+        yield
+
+
+class _Heard:
+    """What several integrations tell of one forward, as one: names once, missing what all missed.
+
+    Calls of one module are numbered from the second on ("#2"), whoever tells of them.
+    """
+
+    _listening: ClassVar[list[_Heard]] = []  # outermost first
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        handle: Handle,
+        start: Callable[[], None],
+        missed: Callable[[tuple[Missing, ...]], None],
+    ) -> None:
+        self._model = model
+        self._handle, self._start, self._missed = handle, start, missed
+        self._runs: Counter[str] = Counter()
+        self._told: dict[str, tuple[Missing, ...]] = {}
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        self._listening.append(self)
+        try:
+            yield
+        finally:
+            self._listening.remove(self)
+
+    def start(self) -> None:
+        self._runs.clear()
+        self._told.clear()
+        self._start()
+
+    def handle(self, call: Call, own: Callable[[], Tensor]) -> Tensor:
+        """What becomes of a call; one that is computed again while going backward is no new one."""
+        if torch._C._current_graph_task_id() != -1:
+            return own()
+        call = self._named(call)
+        now, finish = changing.changed(self._model, call)
+        kept: list[Tensor] = []
+
+        def once() -> Tensor:
+            kept[:] = [own()]
+            return kept[0]
+
+        out = self._handle(now if now is call else replace(now, kernel="eyeline"), once)
+        if not kept and self._watched_outside():
+            own()
+        if finish is None or (kept and out is kept[0]):
+            return out
+        return finish(out)
+
+    def _watched_outside(self) -> bool:
+        """Whether someone watches from outside, who is told of a call where `own()` runs."""
+        outside = self._listening[: self._listening.index(self)]
+        return any(not isinstance(heard, _Acting) for heard in outside)
+
+    def _named(self, call: Call) -> Call:
+        path = call.name.partition("#")[0]
+        self._runs[path] += 1
+        name = path if self._runs[path] == 1 else f"{path}#{self._runs[path]}"
+        return call if call.name == name else replace(call, name=name)
+
+    def missed(self, teller: str, missing: tuple[Missing, ...]) -> None:
+        self._told[teller] = missing
+        found: dict[str, Missing] = {}
+        for told in self._told.values():
+            for one in told:
+                if not self._heard(one.name):
+                    found.setdefault(one.name, one)
+        self._missed(tuple(found.values()))
+
+    def _heard(self, path: str) -> bool:
+        return any(name == path or name.startswith(f"{path}.") for name in self._runs)
+
+
+class _Acting(_Heard):
+    """Computes calls as they were changed. It is the inner one of two that computes for both."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        start: Callable[[], None],
+        missed: Callable[[tuple[Missing, ...]], None],
+    ) -> None:
+        super().__init__(model, _own, start, missed)
+
+    def handle(self, call: Call, own: Callable[[], Tensor]) -> Tensor:
+        if torch._C._current_graph_task_id() == -1:
+            call = self._named(call)
+        now, finish = changing.changed(self._model, call)
+        if now is call:
+            out = own()
+        else:
+            if self._watched_outside():
+                own()
+            out = now.attention()
+        return out if finish is None else finish(out)
+
+
+def _own(call: Call, own: Callable[[], Tensor]) -> Tensor:
+    return own()
+
+
+def _check(model: torch.nn.Module) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(
+            f"watch() takes a model, a torch.nn.Module, and this is a {type(model).__name__}."
+        )
+    whole = getattr(model, "_orig_mod", None)
+    if isinstance(whole, torch.nn.Module):
+        raise ModelError(
+            "watch() cannot look into a compiled model: its attention calls are no longer there.\n"
+            "Watch and call the model that was given to torch.compile."
+        )
+
+
+def _calls_torch(model: torch.nn.Module) -> bool:
+    """Whether code in a model with parts of transformers calls torch's own attention functions."""
+    if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules()):
+        return True
+    return any(
+        _names_torch(name) for name in {type(module).__module__ for module in model.modules()}
+    )
+
+
+@cache
+def _names_torch(module: str) -> bool:
+    """Whether the source of a Python module, torch's own aside, names torch's SDPA."""
+    if module.partition(".")[0] == "torch":
+        return False
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):  # typed into a console, or no Python: it may
+        return True
+    return "scaled_dot_product_attention(" in source
+
+
+def _holds_transformers(model: torch.nn.Module) -> bool:
+    """Whether a model of transformers is in it; transformers is never imported to know."""
+    library = sys.modules.get("transformers.modeling_utils")
+    return library is not None and any(
+        isinstance(module, library.PreTrainedModel) for module in model.modules()
+    )

@@ -9,7 +9,7 @@ Tq x Tk, so the rule stays O(T); a function it does not know stays untold.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import masking_utils
 
+from eyeline.integrations.huggingface_runs import coded
 from eyeline.masks import Mask, causal, documents, only, window
+from eyeline.seen.place import Place, Sight, Span
 
 _Function = Callable[..., Any]
 
@@ -27,13 +29,14 @@ class Told:
     """A mask as a rule: `mask` None sees everything, unless not `known`.
 
     `sizes` is (Tq, Tk); `real` bool [B, T] the tokens that are no padding, where queries and keys
-    are the same tokens.
+    are the same tokens; `place` where they stand in the whole text.
     """
 
     sizes: tuple[int, int]
     known: bool
     mask: Mask | None = None
     real: Tensor | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,51 @@ class _Untold(Exception):
 
 def told(arguments: dict[str, Any]) -> Told:
     """The rule behind the keyword arguments of a mask function of transformers."""
+    return replace(_told(arguments), place=_standing(arguments, plain=False))
+
+
+def skipped(arguments: dict[str, Any]) -> Told:
+    """The rule where transformers made no mask: nothing but causality, if that, hides a key."""
+    if not arguments.get("allow_is_bidirectional_skip", False):
+        arguments = {**arguments, "mask_function": masking_utils.causal_mask_function}
+    found = _told({**arguments, "attention_mask": None})
+    return replace(found, place=_standing({**arguments, "attention_mask": None}, plain=True))
+
+
+def bits(arguments: dict[str, Any]) -> Tensor:
+    """The same mask as bool [B, 1, Tq, Tk], True where a key may be seen."""
+    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    made: Tensor = masking_utils.sdpa_mask(**{**arguments, **skips})
+    return made
+
+
+def _standing(arguments: dict[str, Any], *, plain: bool) -> Place:
+    """Where queries and keys stand, and the same rule over other spans of the text."""
+
+    def sight(span: Span) -> Sight:
+        moved = {
+            **arguments,
+            "q_length": span.queries,
+            "kv_length": span.keys,
+            "q_offset": span.query,
+            "kv_offset": span.key,
+        }
+        again = _told(moved)
+        return Sight(again.mask if again.known else bits(moved), again.real)
+
+    first = int(arguments.get("q_offset", 0)), int(arguments.get("kv_offset", 0))
+    making = _making(arguments.get("mask_function", masking_utils.causal_mask_function))
+    return Place(*first, sight, making, plain)
+
+
+def _making(function: _Function) -> tuple[Any, ...]:
+    """How a mask function was built: equal for two that were built alike."""
+    name, held = _made_by(function), _held(function)
+    inner = held.get("mask_functions", ())
+    return (name, held.get("sliding_window"), *(_making(part) for part in inner))
+
+
+def _told(arguments: dict[str, Any]) -> Told:
     place = _Place(
         q_length=int(arguments["q_length"]),
         kv_length=int(arguments["kv_length"]),
@@ -76,10 +124,23 @@ def told(arguments: dict[str, Any]) -> Told:
     real = keep if same else None
     function = arguments.get("mask_function", masking_utils.causal_mask_function)
     try:
-        rule = _both(_rule(function, place), None if keep is None else only(keep))
+        rule = _rule(function, place)
     except _Untold:
-        return Told(sizes, known=False, real=real)
-    return Told(sizes, known=True, mask=rule, real=real)
+        rule = coded(lambda first, last: bits(_part(arguments, first, last)), *sizes)
+        if rule is None:
+            return Told(sizes, known=False, real=real)
+    return Told(sizes, known=True, mask=_both(rule, _only(keep)), real=real)
+
+
+def _only(keep: Tensor | None) -> Mask | None:
+    return None if keep is None else only(keep)
+
+
+def _part(arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    """The arguments for some rows of the same mask, padding aside."""
+    offset = int(arguments.get("q_offset", 0)) + first
+    rows = {"q_length": last - first, "q_offset": offset, "attention_mask": None}
+    return {"batch_size": 1, **arguments, **rows}
 
 
 def _kept(attention_mask: Tensor | None, place: _Place) -> Tensor | None:

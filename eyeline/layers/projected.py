@@ -142,8 +142,7 @@ class SelfAttention(Projections):
     Source: Vaswani et al. 2017, "Attention is all you need", section 3.2.
 
     >>> import torch, eyeline
-    >>> from eyeline.layers import SelfAttention
-    >>> layer = SelfAttention(2)
+    >>> layer = eyeline.SelfAttention(2)
     >>> for W in (layer.W_Q, layer.W_K, layer.W_V):
     ...     _ = W.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
     >>> output, attn_weights = layer(torch.eye(2), eyeline.causal())

@@ -60,7 +60,9 @@ class LazyMatrix(torch.Tensor):
                 "stored: take a copy with weights.to_dense()."
             )
         own, first = LAZY.get(name, ""), args[0] if args else None
-        if isinstance(first, LazyMatrix) and own in vars(type(first)):
+        if isinstance(first, LazyMatrix) and any(
+            own in vars(kind) for kind in type(first).__mro__ if issubclass(kind, LazyMatrix)
+        ):
             return getattr(first, own)(*args[1:], **kwargs)
         if name == "matmul" and len(args) == 2 and isinstance(args[1], cls):
             return args[1].__rmatmul__(args[0])

@@ -11,23 +11,40 @@ import operator
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from eyeline import recording
 from eyeline.errors import ArgumentError, ModelError
 from eyeline.glossary import language
 from eyeline.looking import questions
 from eyeline.looking.data import DEFAULT_TEXT, READINGS, Look, Pair
 from eyeline.looking.units import Units
 from eyeline.models import DEFAULT, LoadedModel, known, load
+from eyeline.models.loaded import quiet
 from eyeline.seen import Seen, watch
-from eyeline.tokens import Tokens, Words
+from eyeline.tokens import Tokens, Words, from_ids
 
 __all__ = ["DEFAULT_TEXT", "READINGS", "Look", "look"]
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """What is looked at: a run with its tokens, of which `prompt` were given and not written."""
+
+    seen: Seen
+    tokens: Tokens
+    text: str
+    name: str
+    title: str
+    causal: bool
+    prompt: int
+
+
 def look(
-    text: str,
+    text: str | Seen,
     model: str | os.PathLike[str] | LoadedModel = "minilm",
     *,
     layer: int | None = None,
@@ -36,6 +53,8 @@ def look(
     top: int = 3,
     by: str = "words",
     pieces: bool = False,
+    generate: int = 0,
+    save: str | os.PathLike[str] | None = None,
     lang: str | None = None,
     download: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -47,7 +66,9 @@ def look(
     them it is the one that leads by the reading `by` (one of words, special, self, near, entropy,
     distance), or with a `token` the one of its strongest pair. `token` is a word or its index;
     `top` how many words are named beside each; `pieces=True` shows the model's own tokens in place
-    of words.
+    of words. With `generate` the model first writes on by so many tokens, the likeliest at each
+    step, and the look is at the whole. `save` names a file for a recording of the run; in place of
+    a text `look` also takes one, as `eyeline.load(path)` gives it, and needs no model then.
 
     Errors: ModelError for a model that cannot be had or takes fewer tokens; ArgumentError for an
     empty text, or a layer, head, token or reading that is not there.
@@ -58,31 +79,35 @@ def look(
     >>> seen.words[pair.word], pair.layer, pair.head, round(pair.weight, 1)
     ('keys', 3, 1, 0.5)
     """
-    _check_text(text)
     _check_choice(by, token)
     top = _whole("top", top)
     layer = None if layer is None else _whole("layer", layer)
     head = None if head is None else _whole("head", head)
     if top < 1:
         raise ArgumentError(f"top={top} names no word: give 1 or more.")
-    loaded = _loaded(model, download, progress)
-    tokens = loaded.tokens(text)
-    if not any(start < stop for start, stop in tokens.offsets):
-        raise ArgumentError("The text is empty: give a few words to look at.")
     started = time.perf_counter()
-    seen = _run(loaded, tokens)
-    units = Units.of(tokens, loaded.causal, pieces)
+    if isinstance(text, Seen):
+        ran = _recorded(text)
+    else:
+        loaded, tokens = _given(text, model, download, progress)
+        more = continued(loaded, tokens, _count(generate))
+        started = time.perf_counter()
+        ran = _run(loaded, text, more, len(tokens))
+    if save is not None:
+        recording.save(ran.seen, save, model=ran.name)
+    seen, tokens = ran.seen, ran.tokens
+    units = Units.of(tokens, ran.causal, pieces)
     word = None if token is None else _find(token, units.words)
     spend, overview = questions.survey(seen, units, by)
     pairs = [] if word is None else questions.pairs(seen, units, word, top)
     chosen_layer, chosen_head, chosen = _choose(overview, by, layer, head, pairs)
     weights = seen[chosen_layer][0, chosen_head]
     return Look(
-        text=text,
+        text=ran.text,
         lang=language(lang),
-        model=loaded.name,
-        title=loaded.title,
-        causal=loaded.causal,
+        model=ran.name,
+        title=ran.title,
+        causal=ran.causal,
         layers=len(seen),
         heads=max(len(row) for row in overview),
         tokens=len(tokens.ids),
@@ -90,7 +115,7 @@ def look(
         words=units.words.labels,
         special=tuple(units.sink),
         unknown=units.words.unknown,
-        readers=_readers(loaded.name, tokens),
+        readers=() if isinstance(text, Seen) else _readers(ran.name, tokens),
         spend=spend,
         by=by,
         overview=overview,
@@ -102,6 +127,9 @@ def look(
         glances=tuple(questions.glances(weights, units, top)),
         fan=None if word is None else questions.fan(weights, units, word, top),
         pairs=tuple(pairs[: max(top, questions.NAMED)]),
+        generate=generate or len(tokens) - ran.prompt,
+        written=tokens.text[len(ran.text) :],
+        generated=tuple(first >= ran.prompt for first, _ in units.words.spans),
         seconds=time.perf_counter() - started,
     )
 
@@ -120,12 +148,78 @@ def _loaded(
     )
 
 
-def _run(loaded: LoadedModel, tokens: Tokens) -> Seen:
+def _given(
+    text: str,
+    model: str | os.PathLike[str] | LoadedModel,
+    download: bool,
+    progress: Callable[[str], None] | None,
+) -> tuple[LoadedModel, Tokens]:
+    """The model and the text as it reads it."""
+    _check_text(text)
+    loaded = _loaded(model, download, progress)
+    tokens = loaded.tokens(text)
+    if not any(start < stop for start, stop in tokens.offsets):
+        raise ArgumentError("The text is empty: give a few words to look at.")
+    return loaded, tokens
+
+
+def _run(loaded: LoadedModel, text: str, tokens: Tokens, prompt: int) -> _Ran:
     """One forward of the model, watched."""
     inputs = loaded.inputs(tokens)
     with torch.no_grad(), watch(loaded.model) as seen:
         loaded.model(**inputs)
-    return seen
+    seen.tokens = tokens
+    seen.generated = torch.arange(len(tokens)) >= prompt if len(tokens) > prompt else None
+    return _Ran(seen, tokens, text, loaded.name, loaded.title, loaded.causal, prompt)
+
+
+def _recorded(seen: Seen) -> _Ran:
+    """A run that was watched or recorded before."""
+    tokens = seen.tokens
+    if tokens is None:
+        raise ArgumentError("look() needs the tokens of a run: set seen.tokens before you save it.")
+    first = seen[0]
+    one_text = (first.shape[0], *first.shape[2:]) == (1, len(tokens), len(tokens))
+    if set(seen.kinds) != {"self"} or not one_text:
+        raise ArgumentError(
+            f"look() is of one text and self-attention over it, and this run has {len(tokens)} "
+            f"tokens and weights {list(first.shape)}, {' and '.join(sorted(set(seen.kinds)))}."
+        )
+    name = seen.model or "a model"
+    title = next((model.title for model in known() if model.name == name), name)
+    causal = len(tokens) < 2 or not bool(first[:, :, :-1, -1].any())
+    written = seen.generated
+    prompt = len(tokens) if written is None else int((~written).sum())
+    end = max((stop for _, stop in tokens.offsets[:prompt]), default=0)
+    text = tokens.text if prompt == len(tokens) else tokens.text[:end]
+    return _Ran(seen, tokens, text, name, title, causal, prompt)
+
+
+def continued(loaded: LoadedModel, tokens: Tokens, count: int) -> Tokens:
+    """The tokens with up to `count` more that the model writes, the likeliest at each step.
+
+    It ends early where the model ends its text. Raises ModelError for a model that writes none,
+    and where prompt and continuation are more than it takes.
+    """
+    if not count:
+        return tokens
+    language_model: Any = loaded.language_model()
+    inputs = loaded.inputs(tokens)
+    if len(tokens) + count > loaded.max_tokens:
+        raise ModelError(
+            f"The text is {len(tokens)} tokens long and {loaded.title} takes"
+            f" {loaded.max_tokens}: {count} more do not fit."
+        )
+    with torch.no_grad(), quiet():
+        ids = language_model.generate(
+            **inputs,
+            attention_mask=torch.ones_like(inputs["input_ids"]),
+            max_new_tokens=count,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=language_model.config.eos_token_id,
+        )
+    return from_ids(loaded.tokenizer, ids[0, len(tokens) :].tolist(), tokens)
 
 
 def _choose(
@@ -184,6 +278,13 @@ def _whole(name: str, value: object, wanted: str = "a whole number") -> int:
     raise ArgumentError(f"{name} is {value!r}, {_kind(value)}: give {wanted}.")
 
 
+def _count(generate: object) -> int:
+    count = _whole("generate", generate)
+    if count < 0:
+        raise ArgumentError(f"generate={generate} is no number of tokens: give 0 or more.")
+    return count
+
+
 def _kind(value: object) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
 
@@ -195,6 +296,7 @@ def _readers(name: str, tokens: Tokens) -> tuple[str, ...]:
         other.name
         for other in known()
         if other.name != name
+        and other.reads == "text"
         and other.installed
         and len(tokens.ids) <= other.max_tokens
         and (english or other.name != DEFAULT)  # MiniLM has a vocabulary of English words

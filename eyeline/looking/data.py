@@ -79,7 +79,8 @@ class Look:
     reading `by` for each layer and head; `map`, `glances` and `sinks` are of the head (`layer`,
     `head`); `fan` and `pairs` of the chosen token. Words, layers and heads are counted from 0.
     `special` marks what takes attention without meaning: special tokens, and the first word of a
-    causal model. `print(look)` is the screen of the command line.
+    causal model. Where the model was asked to `generate` so many tokens, `written` is what it
+    wrote and `generated` marks the words of it. `print(look)` is the screen of the command line.
     """
 
     text: str
@@ -107,6 +108,9 @@ class Look:
     glances: tuple[Glance, ...]
     fan: Fan | None
     pairs: tuple[Pair, ...]
+    generate: int = 0
+    written: str = ""
+    generated: tuple[bool, ...] = ()
 
     @property
     def name(self) -> str:

@@ -12,14 +12,15 @@ from torch import Tensor
 from eyeline.lazy import Weights
 from eyeline.looking.data import Fan, Glance, Map, Pair, Target
 from eyeline.looking.units import Units
-from eyeline.readings import Reading, RowTiles, distance, entropy, mass, pooled, read, reading
+from eyeline.readings import Reading, RowTiles, distance, entropy, mass, read, reading
+from eyeline.readings import top as strongest
 from eyeline.seen import Seen
+from eyeline.spans import weights_over
 
 SHARES = ("special", "self", "near", "words")
 CELLS = 64  # a map has at most this many rows and columns, however long the text;
 POOLED = 60  # that of a longer text so many: halved and with its special tokens it fits 80 columns
 NAMED = 5  # so many are named of a fan and of the strongest pairs, or `top` if that is more
-_DENSE = 2**21  # entries of weights that are dense at one time
 
 
 @reading
@@ -73,12 +74,11 @@ def survey(
 
 def pairs(seen: Seen, units: Units, word: int, top: int) -> list[Pair]:
     """The looks of a word at others, neither special nor next door, over all heads, by strength."""
-    start, stop = units.span(word)
     away = torch.tensor([not s and abs(u - word) > 1 for u, s in enumerate(units.sink)])
     found: list[Pair] = []
     for layer, weights in enumerate(seen):
-        rows = weights[0, :, start:stop].mean(-2).float()  # [H, T]
-        values = units.columns(rows).masked_fill(~away, 0)
+        words = weights_over(weights[0], [units.span(word)], units.words)
+        values = words[:, 0].float().masked_fill(~away, 0)  # [H, units]
         for head, row in enumerate(values):
             best = row.topk(min(top, len(row)))
             found += [
@@ -93,10 +93,10 @@ def heat_map(weights: Weights, units: Units) -> Map:
     """The head's weights over words, pooled where there are more than CELLS."""
     edges = _edges(units)
     starts = [units.span(u)[0] for u in edges[:-1]] + [len(units.unit)]
-    sizes = torch.tensor(starts).diff()
-    means = pooled(weights, starts, starts).values.float()
-    values = (means * sizes).tolist()  # columns are added, rows averaged
-    return Map(tuple(edges), tuple(sizes.tolist()), tuple(map(tuple, values)))
+    cells = list(zip(starts, starts[1:]))
+    values = weights_over(weights, cells, cells).to_dense().float().tolist()
+    sizes = tuple(stop - start for start, stop in cells)
+    return Map(tuple(edges), sizes, tuple(map(tuple, values)))
 
 
 def _edges(units: Units) -> list[int]:
@@ -129,51 +129,23 @@ def sinks(weights: Weights, units: Units) -> tuple[Target, ...]:
 
 def glances(weights: Weights, units: Units, top: int) -> Iterator[Glance]:
     """For each word that is not special, the words it looks at most (special ones aside)."""
-    content = torch.tensor([not s for s in units.sink])
-    if not content.any():
+    content = [u for u, sink in enumerate(units.sink) if not sink]
+    if not content:
         return
-    for first, last in _blocks(units):
-        merged = _rows_of(weights, units, first, last).masked_fill(~content, 0)
-        best = merged.topk(min(top, int(content.sum())))
-        for unit, at, values in zip(
-            range(first, last), best.indices.tolist(), best.values.tolist(), strict=True
-        ):
-            if content[unit]:
-                yield Glance(unit, _targets(at, values))
-
-
-def _rows_of(weights: Weights, units: Units, first: int, last: int) -> Tensor:
-    """The rows of some units, averaged over their tokens, columns added: [last - first, units]."""
-    start, stop = units.span(first)[0], units.span(last - 1)[1]
-    if last - first == 1:  # may be of any length
-        return units.columns(weights[start:stop].mean(-2).float())[None]
-    rows = units.columns(weights[start:stop].to_dense().float())
-    local = units.unit[start:stop] - first
-    sizes = torch.bincount(local, minlength=last - first)
-    merged = rows.new_zeros(last - first, len(units)).index_add_(0, local, rows)
-    return merged / sizes[:, None]
-
-
-def _blocks(units: Units) -> Iterator[tuple[int, int]]:
-    """Ranges of units whose rows are dense at one time; a unit that is too long stands alone."""
-    most = max(1, _DENSE // len(units.unit))
-    first = 0
-    for unit in range(1, len(units) + 1):
-        if unit == len(units) or units.span(unit)[1] - units.span(first)[0] > most:
-            yield first, unit
-            first = unit
+    spans = [units.span(u) for u in content]
+    best = strongest(weights_over(weights, spans, spans), min(top, len(content)))
+    assert best.indices is not None
+    for unit, at, values in zip(content, best.indices.tolist(), best.values.tolist(), strict=True):
+        yield Glance(unit, _targets([content[place] for place in at], values))
 
 
 def fan(weights: Weights, units: Units, word: int, top: int) -> Fan:
     """Whom a word looks at in this head and who looks at it, special words and itself aside."""
-    start, stop = units.span(word)
+    words = weights_over(weights, units.words, units.words)
     others = torch.tensor([not s and u != word for u, s in enumerate(units.sink)])
-    row = units.columns(weights[start:stop].mean(-2).float())
-    column = weights[:, start:stop].sum(-1).float()
-    sizes = torch.tensor([b - a for a, b in units.words.spans])
-    back = units.columns(column) / sizes  # rows are averaged
     count = min(max(top, NAMED), len(units))
-    at, by = (v.masked_fill(~others, 0).topk(count) for v in (row, back))
+    row, column = (v.float().masked_fill(~others, 0) for v in (words[word], words[:, word]))
+    at, by = row.topk(count), column.topk(count)
     label = units.words.labels[word]
     return Fan(
         word=word,

@@ -61,11 +61,6 @@ class Units:
         """The tokens (first, one past the last) of a unit."""
         return self.words.spans[unit]
 
-    def columns(self, weights: Tensor) -> Tensor:
-        """Add the columns of each unit: [..., T] → [..., units]."""
-        merged = weights.new_zeros(*weights.shape[:-1], len(self))
-        return merged.index_add_(-1, self.unit, weights)
-
 
 def _pieces(tokens: Tokens) -> Words:
     return Words(

@@ -76,7 +76,7 @@ def _block(block: Block) -> str:
         return _matrix(block)
     if isinstance(block, Table):
         return _table(block)
-    return _fan(block) if isinstance(block, Fan) else _flow(block)
+    return fan_svg(block) if isinstance(block, Fan) else flow_svg(block)
 
 
 def _table(block: Table) -> str:
@@ -123,18 +123,18 @@ def _cell(block: Matrix, i: int, j: int, most: float) -> str:
     return f'<td style="background:rgb({hue}/{shade:.2f})"{title}>{text}</td>'
 
 
-def _fan(block: Fan) -> str:
+def fan_svg(block: Fan) -> str:
     """The query on the left, a stroke to each key, as wide as its weight."""
     places = shown(len(block.keys), _CELLS)
     left = 24 + cell_len(shorten(block.query, 16)) * _LETTER
     right = left + 150
     height = 20 + _LINE * len(places)
     middle = height / 2 - 5
-    parts = [_text(16, middle + 5, shorten(block.query, 16), bold=True)]
+    parts = [svg_text(16, middle + 5, shorten(block.query, 16), bold=True)]
     for order, j in enumerate(places):
         y = 20 + _LINE * order
         if j is None:
-            parts.append(_text(right + 8, y + 5, "…"))
+            parts.append(svg_text(right + 8, y + 5, "…"))
             continue
         weight = block.weights[j]
         if weight > 0:
@@ -144,13 +144,13 @@ def _fan(block: Fan) -> str:
                 f' stroke-width="{1 + 11 * weight:.1f}" stroke-opacity=".7"/>'
             )
         label = f"{shorten(block.keys[j], 16)}  {number(block.scores[j])} → {weight:.4f}"
-        parts.append(_text(right + 10, y + 5, label))
-    parts.append(_text(16, height + 14, block.result))
+        parts.append(svg_text(right + 10, y + 5, label))
+    parts.append(svg_text(16, height + 14, block.result))
     width = right + max(300, cell_len(block.result) * _LETTER - right + 30)
-    return _svg(width, height + 26, parts, block.result)
+    return svg(width, height + 26, parts, block.result)
 
 
-def _flow(block: Flow) -> str:
+def flow_svg(block: Flow) -> str:
     """Boxes row by row, arrows between the rows."""
     texts = [(box.name, _size(box)) for row in block.rows for box in row]
     wide = 24 + max(cell_len(text) for pair in texts for text in pair) * _LETTER
@@ -173,19 +173,20 @@ def _flow(block: Flow) -> str:
                 f'<rect x="{middle - wide / 2:.0f}" y="{top}" width="{wide:.0f}" height="{tall}"'
                 ' rx="6" fill="rgb(var(--hue)/.1)" stroke="rgb(var(--hue))"/>'
             )
-            parts.append(_text(middle, top + 20, box.name, anchor="middle", bold=True))
-            parts.append(_text(middle, top + 38, _size(box), anchor="middle", size=12))
+            parts.append(svg_text(middle, top + 20, box.name, anchor="middle", bold=True))
+            parts.append(svg_text(middle, top + 38, _size(box), anchor="middle", size=12))
         before = middles
-    return _svg(width, len(block.rows) * step, parts, " → ".join(row[0].name for row in block.rows))
+    return svg(width, len(block.rows) * step, parts, " → ".join(row[0].name for row in block.rows))
 
 
 def _size(box: Box) -> str:
     return f"{box.shape} {box.range}".rstrip()
 
 
-def _text(
+def svg_text(
     x: float, y: float, text: str, anchor: str = "start", size: int = _FONT, bold: bool = False
 ) -> str:
+    """A line of text in a drawing, at its baseline."""
     weight = ' font-weight="600"' if bold else ""
     return (
         f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}" text-anchor="{anchor}"'
@@ -193,7 +194,8 @@ def _text(
     )
 
 
-def _svg(width: float, height: float, parts: list[str], title: str) -> str:
+def svg(width: float, height: float, parts: list[str], title: str) -> str:
+    """A drawing inside a page, in the page's colours."""
     return (
         f'<svg viewBox="0 0 {math.ceil(width)} {math.ceil(height)}" width="{math.ceil(width)}"'
         f' role="img"><title>{escape(printable(title))}</title>' + "".join(parts) + "</svg>"

@@ -37,17 +37,25 @@ _COLOURS = {
 
 def page(look: Look) -> str:
     """A whole HTML file for a look, under 300 kB however long the text."""
-    say = Phrases(look.lang)
-    title = escape(say("title", model=look.title))
+    return document(look.lang, Phrases(look.lang)("title", model=look.title), fragment(look))
+
+
+def document(lang: str, title: str, body: str) -> str:
+    """A whole HTML file around what `styled` returned."""
     return (
-        f'<!doctype html>\n<html lang="{look.lang}">\n<head>\n<meta charset="utf-8">\n'
+        f'<!doctype html>\n<html lang="{lang}">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{title}</title>\n"
+        f"<title>{escape(title)}</title>\n"
         "<style>body{margin:0 auto;max-width:66rem}@media (prefers-color-scheme:dark)"
         "{body{background:#0d1117}}</style>\n"
-        f"</head>\n<body>\n{fragment(look)}\n</body>\n</html>\n"
+        f"</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
+
+
+def styled(body: str) -> str:
+    """A part of a page with the style it needs, to stand in a notebook too."""
+    return f'<div class="eyeline">\n<style>{_style()}</style>\n{body}\n</div>'
 
 
 def fragment(look: Look) -> str:
@@ -62,8 +70,7 @@ def fragment(look: Look) -> str:
         *_map(look, say),
         *_glances(look, say),
     ]
-    body = "\n".join(parts)
-    return f'<div class="eyeline">\n<style>{_style()}</style>\n{body}\n</div>'
+    return styled("\n".join(parts))
 
 
 @cache
@@ -116,6 +123,9 @@ def _text(look: Look, say: Phrases) -> Iterator[str]:
         shown += " " + say("shortened", count=len(text))
     yield f"<h2>{escape(say('text'))}</h2>"
     yield f'<p class="text">{escape(shown)}</p>'
+    if look.written:
+        yield f"<h2>{escape(say('generated page'))}</h2>"
+        yield f'<p class="text">{escape(printable_lines(look.written[:_TEXT]))}</p>'
 
 
 def printable_lines(text: str) -> str:

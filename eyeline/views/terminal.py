@@ -13,23 +13,18 @@ from rich.text import Text
 
 from eyeline.glossary import Phrases
 from eyeline.looking.data import DEFAULT_TEXT, DEFAULT_TOKEN
+from eyeline.views.canvas import AT, SOFT, Canvas
 from eyeline.views.labels import cells, printable, repeated, shorten
 from eyeline.views.shading import Grid, overview_shades
 
 if TYPE_CHECKING:
     from eyeline.looking.data import Fan, Look, Target
 
-# Mid tones, readable on dark and on light ground; the marks, not the colours, carry the strength.
-_AT, _BY, _SOFT = "rgb(64,128,240)", "rgb(208,120,20)", "dim"
-_NARROWEST = 60  # below this lines wrap rather than vanish
+_BY = "rgb(208,120,20)"
 _LABEL = 14  # cells for a word
 _MAP_ROWS = 32  # a map of a long text is pooled to this
 _LONGEST = 400  # characters of a text that are repeated in a command
 _LISTED = 12  # words listed of a long text
-_RAMP, _ASCII_RAMP = " ·░▒▓█", " .:+*@"
-_ASCII = str.maketrans(
-    {"→": "->", "…": "...", "·": "-", "×": "x", "±": "+-", "“": '"', "”": '"', "█": "#"}
-)
 
 
 def screen(look: Look, width: int = 80) -> str:
@@ -61,6 +56,8 @@ def next_commands(look: Look, base: str, lang: str | None = None) -> list[tuple[
     `base` starts eyeline on the same text: "eyeline look", and the text as it was named.
     """
     say = Phrases(lang or look.lang)
+    written = f" --generate {look.generate}" if look.generate else ""
+    base += written
     same = base if look.model == "minilm" else f"{base} --model {shlex.quote(look.model)}"
     token = look.fan.word if look.fan else _telling(look)
     asked = "" if token is None else f" --token {_argument(look, token)}"
@@ -79,7 +76,7 @@ def next_commands(look: Look, base: str, lang: str | None = None) -> list[tuple[
             place = f" --layer {other.layer} --head {other.head}"
             found.append((same + asked + place, say("next head")))
         found.append((f"{same}{asked} --svg look.svg", say("next figure")))
-    for model in look.readers[:1]:
+    for model in () if look.generate else look.readers[:1]:
         found.append((f"{base} --model {model}", say("next model", model=model)))
     found.append((f"{same}{asked} --html look.html", say("next page")))
     return found
@@ -151,18 +148,12 @@ def _telling(look: Look) -> int | None:
     return max(far)[1] if far else None
 
 
-class _Screen:
+class _Screen(Canvas):
     """One look on one console."""
 
     def __init__(self, look: Look, console: Console, encoding: str, base: str) -> None:
-        self.look, self.console, self.base = look, console, base
-        self.encoding = encoding
-        self.unicode = encoding.lower().startswith("utf")
-        phrases = Phrases(look.lang)
-        if phrases("spend") != self.plain(phrases("spend")):
-            phrases = Phrases("en")  # the terminal has no Chinese
-        self.phrases = phrases
-        self.width = max(console.width, _NARROWEST)
+        super().__init__(console, encoding, look.lang)
+        self.look, self.base = look, base
         self.repeated = repeated(look.words)
 
     def show(self) -> None:
@@ -194,10 +185,15 @@ class _Screen:
         self.line(Text.assemble((look.title, "bold"), self.plain(" · "), facts), wrap=True)
         dense = 4 * look.layers * look.heads * look.tokens**2
         stored = self.say("never stored", **counts, size=size(dense))
-        self.line(Text(stored, style=_SOFT), wrap=True)
-        self.line(Text(self.say("counted"), style=_SOFT), wrap=True)
+        self.line(Text(stored, style=SOFT), wrap=True)
+        self.line(Text(self.say("counted"), style=SOFT), wrap=True)
         if look.mostly_unknown:
             self.unknown()
+        if any(look.generated):
+            self.title(self.say("generated"))
+            self.line(
+                Text("  " + self.plain(printable(look.written.replace("\n", "↵")))), wrap=True
+            )
 
     def unknown(self) -> None:
         look = self.look
@@ -217,7 +213,7 @@ class _Screen:
         longest = max(map(cell_len, names.values()))
         room = min(self.width - longest - 10, 50)
         for key, share in look.spend.items():
-            bar = (self.bar(share, room), _SOFT if key == "special" else _AT)
+            bar = (self.bar(share, room), SOFT if key == "special" else AT)
             self.line(Text.assemble(f"  {_fit(names[key], longest)} {share:>5.0%} ", bar))
 
     def overview(self) -> None:
@@ -231,15 +227,15 @@ class _Screen:
         wide = 5 if numbers else max(1, min(2, (self.width - 6) // look.heads))
         if numbers:
             heads = "".join(f"H{head}".center(wide) for head in range(look.heads))
-            self.line(Text(" " * 6 + heads, style=_SOFT))
+            self.line(Text(" " * 6 + heads, style=SOFT))
         shades = overview_shades(look)
         for layer, row in enumerate(look.overview):
-            line = Text.assemble((f"  {'L' + str(layer):<4}", _SOFT))
+            line = Text.assemble((f"  {'L' + str(layer):<4}", SOFT))
             for head, value in enumerate(row):
                 mark = self.mark(shades[layer][head])
                 text = mark + number(value, share).ljust(2) if numbers else mark * wide
                 chosen = numbers and (layer, head) == (look.layer, look.head)
-                line.append(f"[{text}]" if chosen else text.center(wide), "bold" if chosen else _AT)
+                line.append(f"[{text}]" if chosen else text.center(wide), "bold" if chosen else AT)
             self.line(line)
 
     def map(self, grid: Grid) -> None:
@@ -258,12 +254,13 @@ class _Screen:
         glances = {glance.word: glance.at for glance in look.glances} if beside else {}
         lines = []
         for first, name, dim in zip(grid.edges, names, grid.dim, strict=False):
-            word = (_fit(shorten(name, label), label) + " ", _SOFT if dim else "")
-            lines.append(Text.assemble((f" {first:>{digits}} ", _SOFT), word))
+            word = (_fit(shorten(name, label), label) + " ", SOFT if dim else "")
+            new = "+" if look.generated and look.generated[first] else " "
+            lines.append(Text.assemble((f" {first:>{digits}}{new}", SOFT), word))
         for i, _, shade, dim in grid.shades():
             # special columns never get a dark mark: without colour that is what dims them
             mark = self.mark(min(shade, 0.3) if dim else shade) * side
-            lines[i].append(mark, _SOFT if dim else _AT)
+            lines[i].append(mark, SOFT if dim else AT)
         for first, line in zip(grid.edges, lines, strict=False):
             if at := glances.get(first):
                 line.append("  " + self.named(at, room))
@@ -276,12 +273,12 @@ class _Screen:
         """The numbers of the columns; tens above ones where a column is one cell wide."""
         if side == 2:
             evens = "".join(f"{column:<4}" for column in range(0, count, 2))[: 2 * count]
-            self.line(Text(f"{indent}{evens:<{2 * count}}  {beside}".rstrip(), style=_SOFT))
+            self.line(Text(f"{indent}{evens:<{2 * count}}  {beside}".rstrip(), style=SOFT))
             return
         tens = "".join(str(c // 10 % 10) if c and c % 10 == 0 else " " for c in range(count))
         ones = "".join(str(column % 10) for column in range(count))
-        self.line(Text(indent + tens, style=_SOFT))
-        self.line(Text(indent + ones, style=_SOFT))
+        self.line(Text(indent + tens, style=SOFT))
+        self.line(Text(indent + ones, style=SOFT))
 
     def notes(self, grid: Grid) -> None:
         look = self.look
@@ -294,7 +291,7 @@ class _Screen:
             count = len(look.words)
             notes.append(self.say("map pooled", words=count, cells=len(grid), unit=unit))
         for note in notes:
-            self.line(Text(f"  {note}", style=_SOFT), wrap=True)
+            self.line(Text(f"  {note}", style=SOFT), wrap=True)
 
     def glances(self) -> None:
         look = self.look
@@ -320,7 +317,7 @@ class _Screen:
                 places=", ".join(map(str, fan.places[:8])),
                 other=fan.places[1],
             )
-            self.line(Text(f"  {note}", style=_SOFT), wrap=True)
+            self.line(Text(f"  {note}", style=SOFT), wrap=True)
         half = self.width // 2 - 2
         columns = (
             [self.say("looks at"), *self.bars(fan.looks_at, half)],
@@ -329,7 +326,7 @@ class _Screen:
         for i in range(max(map(len, columns))):
             at, by = (column[i] if i < len(column) else "" for column in columns)
             bold = "bold " if i == 0 else ""
-            self.line(Text.assemble("  ", (_fit(at, half), bold + _AT), "  ", (by, bold + _BY)))
+            self.line(Text.assemble("  ", (_fit(at, half), bold + AT), "  ", (by, bold + _BY)))
 
     def pairs(self) -> None:
         look, word = self.look, self.fan_word()
@@ -349,15 +346,6 @@ class _Screen:
         if not targets:
             yield self.say("nothing")
 
-    def say(self, key: str, **values: object) -> str:
-        return self.plain(self.phrases(key, **values))
-
-    def plain(self, text: str) -> str:
-        """The text as the output can carry it."""
-        if self.unicode:
-            return text
-        return text.translate(_ASCII).encode(self.encoding, "replace").decode(self.encoding)
-
     def word(self, index: int, width: int) -> str:
         """The word in at most so many cells; with its number where others are spelled the same."""
         same = f"({index})" if index in self.repeated else ""
@@ -376,38 +364,6 @@ class _Screen:
                 break
             found = joined
         return found
-
-    def mark(self, shade: float) -> str:
-        ramp = _RAMP if self.unicode else _ASCII_RAMP
-        return ramp[max(0, min(round(shade * (len(ramp) - 1)), len(ramp) - 1))]
-
-    def bar(self, share: float, width: int) -> str:
-        return self.plain("█") * round(share * width)
-
-    def title(self, text: str) -> None:
-        self.console.print()
-        self.line(Text(text, style="bold"), wrap=True)
-
-    def command(self, command: str, what: str) -> None:
-        command = self.plain_command(command)
-        room = self.width - cell_len(command) - 2
-        line = Text.assemble("  ", (command, "green"))
-        if what:
-            note = (f"  # {what}", _SOFT)
-            if cell_len(note[0]) > room:
-                self.line(Text(*note))
-            else:
-                line.append(*note)
-        self.line(line)  # never broken by hand: it is to be copied
-
-    def plain_command(self, command: str) -> str:
-        if self.unicode:
-            return command
-        return command.encode(self.encoding, "replace").decode(self.encoding)
-
-    def line(self, text: Text, wrap: bool = False) -> None:
-        text.rstrip()
-        self.console.print(text, soft_wrap=not wrap, highlight=False, markup=False, emoji=False)
 
 
 def number(value: float, share: bool) -> str:

@@ -157,7 +157,7 @@ def large_weights_are_refused(backend: str, use: str) -> None:
     """The bytes it would take, the limit, and what to ask instead."""
     q = torch.randn(5000, 2)
     w = eyeline.weights(q, q, backend=backend)[None, None]
-    with pytest.raises(eyeline.DenseError) as refused:
+    with pytest.raises(eyeline.errors.DenseError) as refused:
         USES[use](w)
     text = str(refused.value)
     assert ("191 MiB" if use == "stack" else "95 MiB") in text  # stack was given it twice
@@ -168,7 +168,7 @@ def large_weights_are_refused(backend: str, use: str) -> None:
 @owed()
 def the_limit_can_be_named(backend: str) -> None:
     w, dense = both(backend)
-    with pytest.raises(eyeline.DenseError):
+    with pytest.raises(eyeline.errors.DenseError):
         w.to_dense(limit=100)
     torch.testing.assert_close(w.to_dense(limit=dense.numel() * 4), dense)
 

@@ -1,0 +1,181 @@
+"""What an attention function of transformers is called with, as a `Call`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from eyeline.errors import ModelError
+from eyeline.integrations.huggingface_attention import RuleMask
+from eyeline.integrations.huggingface_masks import Told, skipped, told
+from eyeline.masks import Mask, causal
+from eyeline.seen.call import Call
+
+
+class Rules:
+    """The rules that masks of one forward were made from, by the mask tensor.
+
+    Where transformers made none, as nothing but causality hides a key, by the sizes.
+    """
+
+    def __init__(self) -> None:
+        self._rules: Any = WeakIdKeyDictionary()
+        self._skipped: dict[tuple[int, int], Told] = {}
+        self._strided: list[tuple[Tensor, Told]] = []  # generate() may lay them out anew
+
+    def note(self, mask: Any, arguments: dict[str, Any]) -> None:
+        if isinstance(mask, RuleMask):
+            self._rules[mask] = mask._told
+        elif isinstance(mask, Tensor):
+            self._rules[mask] = rule = told(arguments)
+            if not mask.is_contiguous():
+                self._strided.append((mask, rule))
+        elif mask is None:
+            rule = skipped(arguments)
+            self._skipped[rule.sizes] = rule
+
+    def of(self, mask: Any, query: Tensor, key: Tensor) -> Told | None:
+        sizes = (query.shape[-2], key.shape[-2])
+        if mask is None:
+            return self._skipped.get(sizes)
+        rule = self._known(mask) if isinstance(mask, Tensor) else None
+        if rule is None or rule.sizes != sizes:
+            return None  # the model cut the mask since
+        return rule
+
+    def clear(self) -> None:
+        """Forget what holds for one forward pass only."""
+        self._skipped.clear()
+        self._strided.clear()
+
+    def _known(self, mask: Tensor) -> Told | None:
+        rule: Told | None = self._rules.get(mask)
+        if rule is None and not isinstance(mask, RuleMask):
+            for other, told_of_it in self._strided:
+                if (other.shape, other.dtype) == (mask.shape, mask.dtype):
+                    if torch.equal(other, mask):
+                        self._rules[mask] = rule = told_of_it
+                        break
+        return rule
+
+
+def call_of(
+    name: str,
+    original: str,
+    module: torch.nn.Module,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    mask: Any,
+    rules: Rules,
+    crossing: bool,
+    kwargs: dict[str, Any],
+) -> Call:
+    """One call of the attention function named `original`, as that function takes it."""
+    query, key, value = tensors
+    if kwargs.get("sinks") is not None:
+        raise ModelError(
+            f"{name} has a sink per query, which watch() cannot look into; only sinks per head."
+        )
+    if query.shape[0] != key.shape[0]:  # learned queries that all texts share
+        query = query.expand(key.shape[0], *query.shape[1:])
+    query, key, value = _autocast(query, key, value)
+    rule = rules.of(mask, query, key)
+    visible, additive = _masked(original, module, query, key, mask, kwargs, rule)
+    # torch's SDPA takes no softcap and no sinks: what is not used is not noted
+    eager = original != "sdpa"
+    dropout = float(kwargs.get("dropout") or 0.0)
+    return Call(
+        name=name,
+        q=query,
+        k=key,
+        v=value,
+        kind="cross" if crossing else "self",
+        mask=visible,
+        additive=additive,
+        bias=kwargs.get("position_bias"),
+        scale=kwargs.get("scaling"),
+        softcap=kwargs.get("softcap") if eager else None,
+        sinks=kwargs.get("s_aux") if eager else None,
+        real=None if rule is None or crossing else rule.real,
+        dropout=dropout if module.training or not eager else 0.0,
+        place=None if rule is None or crossing else rule.place,
+    )
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As the kernel gets them: under autocast both products are computed in its dtype."""
+    kind = tensors[0].device.type
+    if not _has_autocast(kind) or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+@cache
+def _has_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
+
+
+def _masked(
+    original: str,
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Any,
+    kwargs: dict[str, Any],
+    rule: Told | None,
+) -> tuple[Mask | Tensor | None, Tensor | None]:
+    """(what may be seen, what is added), as the attention function named `original` takes it."""
+    if mask is None:
+        return _unmasked(original, module, query, key, kwargs), None
+    if rule is not None and rule.known:
+        return rule.mask, None
+    if not isinstance(mask, Tensor):
+        raise ModelError(
+            f"watch() knows masks that are tensors, and {type(module).__name__} was given a"
+            f" {type(mask).__name__}."
+        )
+    mask = mask[..., : key.shape[-2]]
+    if isinstance(mask, RuleMask):
+        return mask.visible, None
+    return (mask, None) if mask.dtype == torch.bool else (None, mask)
+
+
+def _unmasked(
+    original: str, module: torch.nn.Module, query: Tensor, key: Tensor, kwargs: dict[str, Any]
+) -> Mask | None:
+    """Without a mask, eager attention sees everything; the others may be causal by a flag."""
+    if original == "eager" or query.shape[-2] == 1:
+        return None
+    flag = kwargs.get("is_causal")
+    if not (getattr(module, "is_causal", True) if flag is None else flag):
+        return None
+    # torch aligns causal at the first key
+    return causal() if query.shape[-2] == key.shape[-2] else causal(offset=0)
+
+
+def function_of(module: torch.nn.Module, original: str) -> Callable[..., Any]:
+    """The attention function that this module uses under the name `original`."""
+    interface, eager = _interface(type(module).forward)
+    function = interface.get_interface(original, eager)
+    if function is None:
+        raise ModelError(
+            f"{type(module).__name__} runs eager attention that watch() cannot find.\n"
+            'Call model.set_attn_implementation("sdpa") first.'
+        )
+    found: Callable[..., Any] = function
+    return found
+
+
+@cache
+def _interface(forward: Callable[..., Any]) -> tuple[Any, Any]:
+    """The registry that a module's code looks attention functions up in, and its eager one."""
+    place = inspect.unwrap(forward).__globals__
+    interface = place.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+    return interface, place.get("eager_attention_forward")

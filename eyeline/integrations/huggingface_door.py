@@ -1,0 +1,313 @@
+"""The attention calls of a Hugging Face model, intercepted.
+
+transformers looks its attention function up by a name in the model's configuration, and the
+function that makes the mask by the same name. While a model is looked into that name is one of
+ours: both functions hand everything to the ones that the model had and return exactly what those
+returned, unless whoever looks puts something else in its place. The mask is told as a rule where
+the function that describes it is one of transformers' own (causal, window, chunk, packed,
+padding); else it is the tensor that was made from it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface, PreTrainedModel
+
+from eyeline.errors import ModelError
+from eyeline.integrations import Handle, huggingface_attention, inside
+from eyeline.integrations.huggingface_calls import Rules, call_of, function_of
+from eyeline.integrations.ran import Ran
+from eyeline.seen.call import Missing
+
+OLDEST = (5, 18)
+# Without "sdpa", "flash", "flex" and "eager", which transformers looks for in names.
+_names = (f"eyeline_watch_{number}" for number in itertools.count())
+_taken: dict[str, str] = {}  # each name of ours that is in use → the implementation under it
+_COMPARES = r"_attn_implementation\s*(?:==|!=|not in|in)[^\n]*[\"']{}[\"']"
+
+
+@contextmanager
+def intercepted(
+    model: torch.nn.Module,
+    handle: Handle,
+    start: Callable[[], None],
+    missed: Callable[[tuple[Missing, ...]], None],
+    *,
+    rules: bool = False,
+) -> Iterator[None]:
+    """`eyeline.integrations.intercepted` for calls that go through transformers' interface."""
+    _check_version()
+    door = _Door(model, handle, start, missed, rules)
+    try:
+        door.open()
+        yield
+        door.end()
+    finally:
+        door.close()
+
+
+class _Door:
+    """One interception of one model: the names it has taken, the hooks it has set."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        handle: Handle,
+        start: Callable[[], None],
+        missed: Callable[[tuple[Missing, ...]], None],
+        only_rules: bool,
+    ) -> None:
+        self.model, self.handle, self.start, self.missed = model, handle, start, missed
+        self.only_rules = only_rules
+        self.ran = Ran(model)
+        self.submodels = {n: m for n, m in model.named_modules() if isinstance(m, PreTrainedModel)}
+        self.closed = {
+            id(m.config) for m in self.submodels.values() if not m._can_set_attn_implementation()
+        }
+        _check(self.submodels, self.closed)
+        self.configs = _configs(model, self.closed)
+        self.before = [config._attn_implementation for config in self.configs]
+        self.names: dict[str, str] = {}  # implementation that the model had → our name for it
+        self.hooks: list[Any] = []
+        self.rules = Rules()
+        self.replaced = False  # whether an output was not the model's own
+        self.cache: Any = None  # that the running attention module was given
+
+    def open(self) -> None:
+        self.claim()
+        self.hooks = [
+            self.model.register_forward_pre_hook(self.begin),
+            *(m.register_forward_pre_hook(self.enter, with_kwargs=True) for m in self.ran.modules),
+            *(m.register_forward_hook(self.returned) for m in self.outermost()),
+            self.model.register_forward_hook(self.finish),
+            # generate() may set another implementation on the way, and calls encoders alone
+            *(m.register_forward_pre_hook(self.claim) for m in self.submodels.values()),
+        ]
+
+    def close(self) -> None:
+        for config, implementation in zip(self.configs, self.before, strict=True):
+            config._attn_implementation_internal = implementation
+        for name in self.names.values():  # there is no public way to take a name back
+            _taken.pop(name, None)
+            AttentionInterface._global_mapping.pop(name, None)
+            AttentionMaskInterface._global_mapping.pop(name, None)
+        for hook in self.hooks:
+            hook.remove()
+
+    def claim(self, *_: Any) -> None:
+        """Put a name of ours over every implementation that has none on top or under others."""
+        for config in self.configs:
+            original = config._attn_implementation
+            if self.covers(original):
+                continue
+            if original not in self.names:
+                name = self.names[original] = next(_names)
+                _taken[name] = original
+                self.register(name, original)
+            # The public setter would spread one name over configurations that differ.
+            config._attn_implementation_internal = self.names[original]
+
+    def covers(self, implementation: str) -> bool:
+        """Whether a name of this door is in the chain of names that others have put over it."""
+        while implementation in _taken:
+            if implementation in self.names.values():
+                return True
+            implementation = _taken[implementation]
+        return False
+
+    def begin(self, module: torch.nn.Module, args: Any) -> None:
+        if _computing_again():
+            return
+        self.ran.clear()
+        self.start()
+
+    def outermost(self) -> list[PreTrainedModel]:
+        """The models of transformers that stand in no other one."""
+        found: dict[str, PreTrainedModel] = {}
+        for name, submodel in self.submodels.items():
+            if not any(not above or name.startswith(f"{above}.") for above in found):
+                found[name] = submodel
+        return list(found.values())
+
+    def returned(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not _computing_again():
+            self.ran.returned(output)
+
+    def finish(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not _computing_again():
+            self.rules.clear()
+            self.end()
+
+    def end(self) -> None:
+        self.missed(self.ran.missing())
+
+    def register(self, name: str, original: str) -> None:
+        def attend(
+            module: torch.nn.Module,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            attention_mask: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            function = function_of(module, original)
+
+            def run() -> Any:
+                token = inside.set(True)
+                try:
+                    return function(module, query, key, value, attention_mask, *args, **kwargs)
+                finally:
+                    inside.reset(token)
+
+            if id(module) not in self.ran.paths:
+                return run()
+            if _computing_again():
+                if self.replaced:
+                    raise ModelError(_AGAIN)
+                return run()
+            return self.hand(original, module, (query, key, value), attention_mask, kwargs, run)
+
+        def make_mask(*args: Any, **kwargs: Any) -> Any:
+            if self.only_rules and not args:
+                return huggingface_attention.make_mask(**kwargs)
+            mask = ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **kwargs)
+            if not args:
+                self.rules.note(mask, kwargs)
+            return mask
+
+        AttentionInterface.register(name, attend)
+        # A name without a mask function is handed the mask as the caller gave it.
+        if original in ALL_MASK_ATTENTION_FUNCTIONS:
+            AttentionMaskInterface.register(name, make_mask)
+
+    def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self.ran.enter(module, args, kwargs)
+        self.cache = kwargs.get("cache", kwargs.get("past_key_values"))  # the older name
+
+    def hand(
+        self,
+        original: str,
+        module: torch.nn.Module,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        mask: Any,
+        kwargs: dict[str, Any],
+        run: Callable[[], Any],
+    ) -> Any:
+        path = self.ran.paths[id(module)]
+        crossing = self.ran.calls(path)
+        call = call_of(path, original, module, tensors, mask, self.rules, crossing, kwargs)
+        if getattr(self.cache, "is_compileable", False):  # a static cache writes in place
+            call = replace(call, reused=True)
+        result: Any = None
+        own: Tensor | None = None
+
+        def kernel() -> Tensor:
+            nonlocal result, own
+            result = run()
+            own = result[0].transpose(1, 2)
+            return own
+
+        out = self.handle(call, kernel)
+        if own is not None and out is own:
+            # A gradient that is asked for at `own` passes there only if the model goes through it.
+            return (own.transpose(1, 2), *result[1:]) if own.requires_grad else result
+        self.check_replaced()
+        weights = None if result is None else result[1]
+        return out.transpose(1, 2).contiguous(), weights
+
+    def check_replaced(self) -> None:
+        """Another output than the model's own must not be computed again without it."""
+        self.replaced = True
+        if torch.is_grad_enabled() and any(
+            module.training and getattr(module, "gradient_checkpointing", False)
+            for module in self.model.modules()
+        ):
+            raise ModelError(_AGAIN)
+
+
+_AGAIN = (
+    "The model's attention was replaced (kernel='eyeline', or a block), and gradient checkpointing"
+    " computes it again without that.\nTurn gradient checkpointing off first, or watch with the"
+    " model's own kernel."
+)
+
+
+def _computing_again() -> bool:
+    """Whether this is gradient checkpointing, which computes a layer again while going backward."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _configs(model: torch.nn.Module, closed: set[int]) -> list[Any]:
+    """Every configuration in the model that names an attention implementation, each once."""
+    found: dict[int, Any] = {}
+    waiting = [getattr(module, "config", None) for module in model.modules()]
+    while waiting:
+        config = waiting.pop()
+        if not isinstance(config, transformers.PreTrainedConfig) or id(config) in found:
+            continue
+        found[id(config)] = config
+        waiting += [getattr(config, name, None) for name in config.sub_configs]
+    return [
+        config
+        for key, config in found.items()
+        if key not in closed and config._attn_implementation is not None
+    ]
+
+
+def _check_version() -> None:
+    version = transformers.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ModelError(
+            f"watch() needs transformers {oldest} or newer, and this is {version}: older ones"
+            f' bypass their attention interface.\nRun: pip install "transformers>={oldest}"'
+        )
+
+
+def _check(submodels: dict[str, PreTrainedModel], closed: set[int]) -> None:
+    for submodel in submodels.values():
+        implementation = submodel.config._attn_implementation
+        if id(submodel.config) in closed or implementation is None:
+            continue
+        if re.search(r"flash|flex|paged|/", implementation):
+            raise ModelError(
+                f"watch() looks into eager and SDPA attention, and {type(submodel).__name__} is"
+                f' set to {implementation!r}.\nCall model.set_attn_implementation("sdpa") first.'
+            )
+        if _depends_on_name(submodel, implementation):
+            raise ModelError(
+                f"watch() cannot look into {type(submodel).__name__} without changing it: its code"
+                f" takes another path where the implementation is called {implementation!r}."
+            )
+
+
+def _depends_on_name(submodel: PreTrainedModel, implementation: str) -> bool:
+    """Whether the model's own code asks for the name that it loses while it is watched."""
+    asks, reorders = _asks(type(submodel).__module__, implementation)
+    if reorders:  # GPT-2 asks in order to reorder and upcast
+        return implementation == "eager" and any(
+            getattr(module, "reorder_and_upcast_attn", False) for module in submodel.modules()
+        )
+    return asks
+
+
+@cache
+def _asks(module: str, implementation: str) -> tuple[bool, bool]:
+    """Whether the source of a module compares with this name, and whether it may reorder."""
+    source = inspect.getsource(sys.modules[module])
+    lines = re.findall(_COMPARES.format(re.escape(implementation)), source)
+    return bool(lines), "reorder_and_upcast_attn" in source

@@ -1,0 +1,162 @@
+"""Which modules of a model ran attention, which of them were never heard of, and what they gave."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyeline.seen.call import Missing
+
+_CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
+# What an attention module calls the states that its keys are made of, where not its own input.
+_SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context")
+
+
+def attention_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The innermost modules that are called attention, whatever computes it there."""
+    found: dict[str, torch.nn.Module] = {}
+    last = ""
+    for path, module in model.named_modules():  # what a module holds follows it
+        if "Attention" in type(module).__name__:
+            if last in found and (not last or path.startswith(f"{last}.")):
+                del found[last]
+            found[path] = module
+            last = path
+    return list(found.values())
+
+
+def crosses(module: torch.nn.Module, path: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an attention module that is called so makes its keys from other states."""
+    sources, first = _sources(type(module).forward)
+    if not sources:
+        return named_cross(path)
+    own = args[0] if args else kwargs.get(first)
+    for place, name in sources:
+        given = args[place] if place < len(args) else kwargs.get(name)
+        if given is not None and given is not own:
+            return True
+    return False
+
+
+@cache
+def named_cross(path: str) -> bool:
+    """Whether a module's path says that it is cross-attention."""
+    return _CROSS.search(path) is not None
+
+
+@cache
+def _sources(forward: Callable[..., Any]) -> tuple[tuple[tuple[int, str], ...], str]:
+    """Where a forward takes other states, by place and name, and the name of its own input."""
+    names = tuple(inspect.signature(forward).parameters)[1:]
+    found = tuple((place, name) for place, name in enumerate(names) if name in _SOURCES)
+    return found, names[0] if names else ""
+
+
+class Ran:
+    """The attention modules of a model that ran in one forward, in order, and what became of them.
+
+    `kinds` says of each path whether it was cross-attention.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.paths = {id(module): name for name, module in model.named_modules()}
+        self.modules = attention_modules(model)
+        self.kinds: dict[str, bool] = {}
+        self.called: set[str] = set()
+        self.dense: dict[str, Tensor] = {}
+        self._without: dict[frozenset[str], tuple[Missing, ...]] = {}
+
+    def clear(self) -> None:
+        """A new forward begins."""
+        self.kinds.clear()
+        self.called.clear()
+        self.dense.clear()
+
+    def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """A forward hook of every attention module: it runs."""
+        path = self.paths[id(module)]
+        self.kinds[path] = crosses(module, path, args, kwargs)
+
+    def calls(self, path: str) -> bool:
+        """Note that a module's attention was heard of; whether it is cross-attention."""
+        self.called.add(path)
+        known = self.kinds.get(path)
+        return named_cross(path) if known is None else known
+
+    def returned(self, output: Any) -> None:
+        """Note the dense attentions that a model returned, each by the module it belongs to."""
+        own = [path for path, cross in self.kinds.items() if not cross]
+        across = [path for path, cross in self.kinds.items() if cross]
+        encoder, decoder = (
+            _given(output, "encoder_attentions"),
+            _given(output, "decoder_attentions"),
+        )
+        if encoder or decoder:
+            self._belong(own, encoder + decoder)
+        else:
+            self._belong(own, _given(output, "attentions"))
+        self._belong(across, _given(output, "cross_attentions"))
+
+    def _belong(self, paths: list[str], attentions: tuple[Any, ...]) -> None:
+        if len(paths) != len(attentions):
+            return
+        for path, dense in zip(paths, attentions, strict=True):
+            if isinstance(dense, Tensor) and dense.ndim == 4 and path not in self.called:
+                self.dense[path] = dense
+
+    def missing(self) -> tuple[Missing, ...]:
+        """The attention that ran and called nothing of ours, and the layers that have none."""
+        unheard = [path for path in self.kinds if path not in self.called]
+        ran = frozenset((*self.called, *self.kinds))
+        if ran not in self._without:
+            self._without[ran] = self._layers_without(ran)
+        return (*map(self._unheard, unheard), *self._without[ran])
+
+    def _unheard(self, path: str) -> Missing:
+        reason = (
+            f"{type(self.model.get_submodule(path)).__name__} computes attention with code of its"
+            " own, not through transformers' attention interface nor torch's"
+            " scaled_dot_product_attention."
+        )
+        dense = self.dense.get(path)
+        if dense is not None and not self.kinds[path] and dense.shape[-2] != dense.shape[-1]:
+            # a band along the diagonal, as Longformer's, is no matrix of queries and keys
+            shape = list(dense.shape)
+            return Missing(path, f"{reason} It returned {shape}, which is not queries by keys.")
+        return Missing(path, reason, dense)
+
+    def _layers_without(self, ran: frozenset[str]) -> tuple[Missing, ...]:
+        """Layers without attention, in a stack whose others have it: hybrid models."""
+        holders = ran | {self.paths[id(module)] for module in self.modules}
+        stacks = sorted(filter(None, set(map(self._stack, ran))))
+        return tuple(
+            Missing(path, f"A layer without attention, {type(layer).__name__}.")
+            for stack in stacks
+            for index, layer in self.model.get_submodule(stack).named_children()
+            if not any(_within(holder, path := f"{stack}.{index}") for holder in holders)
+        )
+
+    def _stack(self, path: str) -> str | None:
+        """The outermost list of modules that a module stands in."""
+        parts = path.split(".")
+        for end in range(1, len(parts)):
+            above = ".".join(parts[:end])
+            if isinstance(self.model.get_submodule(above), torch.nn.ModuleList):
+                return above
+        return None
+
+
+def _within(path: str, above: str) -> bool:
+    return path == above or path.startswith(f"{above}.")
+
+
+def _given(output: Any, name: str) -> tuple[Any, ...]:
+    value = getattr(output, name, None)
+    return value if isinstance(value, tuple) else ()

@@ -1,0 +1,191 @@
+"""A look at speech: the words that Whisper writes, and where in time it listens for each."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyeline.errors import ArgumentError
+from eyeline.glossary import language
+from eyeline.looking.alignment import aligned
+from eyeline.models import LoadedModel, Sound, Transcript, load, read_sound, transcribe
+from eyeline.models.sounds import FRAME
+from eyeline.seen import Seen, watch
+
+CELLS = 50  # a map has so many columns, however long the sound
+
+
+@dataclass(frozen=True)
+class HeardWord:
+    """A word, when it begins and when it is listened for most, in seconds."""
+
+    label: str
+    start: float
+    peak: float
+
+
+@dataclass(frozen=True)
+class SoundLook:
+    """What Whisper heard, and the attention that wrote it: plain data.
+
+    `heads` (layer, head) of the decoder's cross-attention are averaged. `values` [words][cells] is
+    what the tokens of a word, while they were written, gave each cell of time, of equal length
+    from 0 to `duration`; `beyond` what went past the end, into the silence that fills 30 s. A row
+    and its share beyond sum to 1. `print(look)` is the screen of the command line.
+    """
+
+    name: str
+    lang: str
+    model: str
+    title: str
+    duration: float
+    text: str
+    tokens: int
+    layers: int
+    heads: tuple[tuple[int, int], ...]
+    chosen: bool
+    words: tuple[HeardWord, ...]
+    values: tuple[tuple[float, ...], ...]
+    beyond: tuple[float, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+    def to_json(self) -> str:
+        """All of it as JSON, under the names of the fields."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    def save_html(self, path: str | Path) -> None:
+        """Write one self-contained page: no script, nothing fetched."""
+        Path(path).write_text(_view().page(self), encoding="utf-8")
+
+    def save_svg(self, path: str | Path) -> None:
+        """Write the map of words over time as a figure."""
+        Path(path).write_text(_view().figure(self), encoding="utf-8")
+
+    def __str__(self) -> str:
+        return str(_view().screen(self))
+
+    def _repr_html_(self) -> str:
+        return str(_view().fragment(self))
+
+
+def listen(
+    sound: str | os.PathLike[str] | Sound,
+    model: str | LoadedModel = "whisper",
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    lang: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> SoundLook:
+    """Let Whisper write down what is said, and say where in time it listened for each word.
+
+    `sound` is a WAV file or what `read_sound` returned. Without `layer` and `head` it is the
+    average of the heads of cross-attention that are known to follow the sound; with a layer all
+    of its heads, with both one. Word starts come from these heads by dynamic time warping, as
+    `eyeline.looking.alignment` says. Errors: ModelError for a file that is no sound, or a model
+    that reads none; ArgumentError for a layer or head that is not there.
+
+    >>> import numpy as np
+    >>> look = listen(Sound(np.zeros(16000, dtype=np.float32)))
+    >>> look.duration, len(look.heads)
+    (1.0, 8)
+    """
+    loaded = load(model, progress=progress) if isinstance(model, str) else model
+    loaded.expect("sound")
+    read = sound if isinstance(sound, Sound) else read_sound(sound)
+    started = time.perf_counter()
+    heard = transcribe(loaded, read)
+    cross = crossed(loaded, read, heard)
+    heads = _heads(loaded, cross, layer, head)
+    rows = attention(cross, heads)
+    frames = max(1, min(rows.shape[-1], round(read.seconds / FRAME)))
+    words, spans = _words(heard)
+    edges = torch.tensor([frames * c // CELLS for c in range(CELLS + 1)])
+    begins = aligned(rows[..., :frames])
+    means = torch.stack([rows[:, a:b].mean((0, 1)) for a, b in spans] or [rows[0, 0]])
+    sums = torch.nn.functional.pad(means.cumsum(-1), (1, 0))
+    return SoundLook(
+        name="a sound" if isinstance(sound, Sound) else os.path.basename(os.fspath(sound)),
+        lang=language(lang),
+        model=loaded.name,
+        title=loaded.title,
+        duration=read.seconds,
+        text=heard.text,
+        tokens=len(heard.tokens),
+        layers=len(cross),
+        heads=heads,
+        chosen=layer is None and head is None,
+        words=tuple(
+            HeardWord(
+                label,
+                round(begins.starts[a] * FRAME, 2),
+                round(max(begins.peaks[a:b], key=lambda at: float(row[at])) * FRAME, 2),
+            )
+            for label, (a, b), row in zip(words, spans, means)
+        ),
+        values=tuple(map(tuple, sums[: len(words), edges].diff().tolist())),
+        beyond=tuple((1 - sums[: len(words), frames]).clamp(min=0).tolist()),
+        notes=read.notes,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def crossed(loaded: LoadedModel, sound: Sound, heard: Transcript) -> list[Any]:
+    """The lazy weights [1, H, tokens, frames] of each cross-attention, layer by layer.
+
+    From one forward over all that was written, which gives each token the row that it had when
+    the next one was chosen.
+    """
+    seen: Seen
+    with torch.no_grad(), watch(loaded.model) as seen:
+        loaded.model(**sound.inputs(), **heard.inputs())
+    return [seen[at] for at, kind in enumerate(seen.kinds) if kind == "cross"]
+
+
+def attention(cross: Sequence[Any], heads: Sequence[tuple[int, int]]) -> Tensor:
+    """The rows of these heads that wrote the words and the end mark: [heads, tokens, frames].
+
+    The row of a token chooses the next one, so those of the start mark and of the end mark are
+    left out: what remains begins with the row that wrote the first word.
+    """
+    return torch.stack([cross[layer][0, head][1:-1].to_dense().float() for layer, head in heads])
+
+
+def _heads(
+    loaded: LoadedModel, cross: Sequence[Any], layer: int | None, head: int | None
+) -> tuple[tuple[int, int], ...]:
+    count = cross[0].shape[1]
+    for name, asked, limit in (("layer", layer, len(cross)), ("head", head, count)):
+        if asked is not None and not 0 <= asked < limit:
+            raise ArgumentError(f"There is no {name} {asked}: the {name}s are 0 to {limit - 1}.")
+    if layer is None and head is None:
+        config: Any = loaded.model.generation_config
+        return tuple((int(a), int(b)) for a, b in config.alignment_heads)
+    layers = range(len(cross)) if layer is None else [layer]
+    return tuple((a, b) for a in layers for b in (range(count) if head is None else [head]))
+
+
+def _words(heard: Transcript) -> tuple[tuple[str, ...], list[tuple[int, int]]]:
+    """The words and the rows (first, one past the last) that wrote them, without punctuation."""
+    found = heard.tokens.words()
+    kept = [
+        (label, (first - 2, stop - 2))  # after the two start marks, each by the row before it
+        for label, (first, stop), special in zip(found.labels, found.spans, found.special)
+        if not special and any(char.isalnum() for char in label)
+    ]
+    return tuple(label for label, _ in kept), [span for _, span in kept]
+
+
+def _view() -> Any:
+    """How it is shown; views come after what they show, so that is loaded when shown."""
+    return importlib.import_module("eyeline.views.sound")

@@ -1,0 +1,212 @@
+"""What one forward pass saw: its attention calls in order, as lazy weights by number and name."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from eyeline.errors import ArgumentError, ModelError
+from eyeline.lazy import Weights
+from eyeline.seen import keeping, table
+from eyeline.seen.call import Call, Missing
+from eyeline.seen.spanned import SeenWords
+
+if TYPE_CHECKING:
+    from eyeline.tokens import Tokens
+
+_HEAD = re.compile(r"L(\d+)H(\d+)")
+
+
+class Seen:
+    """The attention calls of one forward pass, in the order in which they ran.
+
+    `seen[3]` is the lazy weights [B, H, Tq, Tk] of layer 3, `seen["L3H1"]` those of its head 1
+    ([Tq, Tk] for a batch of one, else [B, Tq, Tk]), `seen["encoder.layer.3"]` finds a layer by
+    the path of its module or the beginning of it. A module that ran again in the same forward is
+    listed again with "#2", "#3", ... The weights are built when first asked for, from queries and
+    keys that are held until `seen` goes. What ran and was not seen stands in `missing`.
+
+    `tokens` are those of the text, where someone set them; `generated` bool [T] marks the rows of
+    tokens that the model wrote itself, after a generation; `model` is the name of what ran.
+    """
+
+    def __init__(
+        self,
+        calls: Iterable[Call] = (),
+        missing: Iterable[Missing] = (),
+        *,
+        tokens: Tokens | None = None,
+        generated: Tensor | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self.generated = generated
+        self.model: str | None = None
+        self._calls = list(calls)
+        self._missing = tuple(missing)
+        self._weights: dict[int, Weights] = {}
+        self._versions = [keeping.versions(call) for call in self._calls]
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """What each call of an attention was given, in call order."""
+        return tuple(self._calls)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The path of each call's module, in call order."""
+        return tuple(call.name for call in self._calls)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """For each call "self", or "cross" where the keys come from another sequence."""
+        return tuple(call.kind for call in self._calls)
+
+    @property
+    def kernel(self) -> str:
+        """What computed the model's outputs: "own", its own code, or "eyeline"."""
+        return self._calls[0].kernel if self._calls else "own"
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """The modules that ran attention which could not be seen, and why."""
+        return self._missing
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[Weights]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, key: int | str) -> Weights:
+        if isinstance(key, str) and (found := _HEAD.fullmatch(key)):
+            layer, head = (int(number) for number in found.groups())
+            return self._head(key, layer, head)
+        index = self._index(key)
+        if index not in self._weights:
+            self._weights[index] = self._made(index)
+        return self._weights[index]
+
+    def __repr__(self) -> str:
+        return table.text(self._calls, self._missing, self.kernel)
+
+    def _repr_html_(self) -> str:
+        return table.html(self._calls, self._missing, self.kernel)
+
+    def real(self, key: int | str) -> Tensor | None:
+        """bool [B, T], False for the rows of a layer that are padding; None where all are real.
+
+        Known for self-attention that was given a 2-D attention mask. Rows of padding attend to
+        the real keys and mean nothing.
+        """
+        return self._calls[self._index(key)].real
+
+    def values(self, key: int | str) -> Tensor:
+        """v [B, Hk, Tk, Dv] of a layer, of a model watched with `values=True`."""
+        call = self._calls[self._index(key)]
+        if call.v is None:
+            raise ArgumentError(
+                f"The values of {call.name} were not kept: watch(model, values=True) keeps them."
+            )
+        return call.v
+
+    def words(self, spans: Any = None, cols: Any = None) -> SeenWords:
+        """The same over words: `seen.words()[3]` is the lazy weights [B, H, words, words].
+
+        Columns are added and rows averaged, so rows sum to what they did. The words are those of
+        `seen.tokens`, or of other tokens given; or `spans`, as in `eyeline.spans.weights_over`.
+        `cols` are spans of the keys where those are of another sequence.
+
+        >>> import torch
+        >>> x = torch.zeros(1, 2, 3, 4)
+        >>> Seen([Call("layer", x, x)]).words([(0, 1), (1, 3)])["L0H1"].to_dense()
+        tensor([[0.3333, 0.6667],
+                [0.3333, 0.6667]])
+        """
+        return SeenWords(self, spans, cols)
+
+    def save(self, path: Any) -> None:
+        """Write it all to a file that `eyeline.load` reads back without the model."""
+        importlib.import_module("eyeline.recording").save(self, path)
+
+    def gradients(self, loss: Tensor) -> Any:
+        """How `loss` changes with the weights of each layer; see `eyeline.acting.gradients`."""
+        return importlib.import_module("eyeline.acting").gradients(self, loss)
+
+    def _made(self, index: int) -> Weights:
+        """The weights of a layer, made when it is first asked for."""
+        keeping.check(self._calls[index], self._versions[index])
+        return self._calls[index].weights()
+
+    def _head(self, key: str, layer: int, head: int) -> Weights:
+        found = self[layer]
+        if head >= found.shape[1]:
+            raise ModelError(
+                f"There is no {key}: layer {layer} ({self.names[layer]}) has heads 0 to"
+                f" {found.shape[1] - 1}."
+            )
+        chosen: Weights = found[0, head] if found.shape[0] == 1 else found[:, head]
+        return chosen
+
+    def _index(self, key: int | str) -> int:
+        if isinstance(key, bool) or not isinstance(key, (int, str)):
+            raise ArgumentError(
+                f"A layer is asked for by its number or name, a head as 'L3H1'; got {key!r}."
+            )
+        if isinstance(key, str) and not self._calls and (unseen := self._unseen(key)):
+            raise ModelError(unseen)
+        if not self._calls:
+            raise ModelError("No attention has been seen yet: call the model inside the block.")
+        if isinstance(key, str):
+            return self._named(key)
+        if not -len(self) <= key < len(self):
+            raise ModelError(f"There is no layer {key}: layers 0 to {len(self) - 1} were seen.")
+        return key % len(self)
+
+    def _named(self, key: str) -> int:
+        names = self.names
+        exact = [i for i, name in enumerate(names) if name == key]
+        below = (f"{key}.", f"{key}#")
+        found = exact or [i for i, name in enumerate(names) if name.startswith(below)]
+        if len(found) == 1:
+            return found[0]
+        if not found and (unseen := self._unseen(key)):
+            raise ModelError(unseen)
+        problem = "is the beginning of several" if found else "is none"
+        listed = [names[i] for i in found] or list(names)
+        shown = ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
+        raise ModelError(
+            f"{key!r} {problem} of the layers that were seen: {shown}.\n"
+            'Give a whole name, a number as seen[3], or a head as seen["L3H1"].'
+        )
+
+    def _unseen(self, key: str) -> str | None:
+        """What to say of a name that ran and was not seen."""
+        for one in self._missing:
+            if one.name == key or one.name.startswith(f"{key}.") or key.startswith(f"{one.name}."):
+                kept = "" if one.dense is None else " What it returned itself is in .dense there."
+                return f"{one.name} was not seen: {one.reason}\nIt stands in seen.missing.{kept}"
+        return None
+
+    def _start(self) -> None:
+        """Forget the last forward: a new one begins."""
+        self._calls.clear()
+        self._versions.clear()
+        self._weights.clear()
+        self._missing = ()
+
+    def _add(self, call: Call) -> None:
+        self._calls.append(call)
+        self._versions.append(keeping.versions(call))
+
+    def _replace(self, calls: Iterable[Call]) -> None:
+        """Put other calls in place of those that are there."""
+        self._calls[:] = calls
+        self._versions[:] = [keeping.versions(call) for call in self._calls]
+        self._weights.clear()
+
+    def _miss(self, missing: tuple[Missing, ...]) -> None:
+        self._missing = missing

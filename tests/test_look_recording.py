@@ -1,0 +1,90 @@
+"""look at a recording: what it says is what it said of the run, without the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+
+import pytest
+import torch
+
+import eyeline
+from eyeline import models
+from eyeline.errors import ArgumentError
+from eyeline.looking import look
+from eyeline.seen import Call, Seen
+from tests.test_cli import run  # noqa: F401  the fixture
+
+TEXT = "The cat sat on the mat because it was tired."
+
+
+def told(found):
+    """All that a look says but the time it took and the models that may read the text too."""
+    return {**dataclasses.asdict(found), "seconds": 0, "readers": ()}
+
+
+def test_a_recording_is_looked_at_as_the_run_was(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    first = look(TEXT, token="it", save=path)
+    monkeypatch.setattr(models, "load", None)
+    monkeypatch.setattr("eyeline.looking.load", None)
+    again = look(eyeline.load(path), token="it")
+    assert told(again) == told(first)
+    assert again.title == "MiniLM (all-MiniLM-L6-v2)"
+    assert again.readers == ()  # a recording is of one model
+    assert look(eyeline.load(path), pieces=True, layer=2, head=3).name == "L2 H3"
+
+
+def test_the_command_writes_and_reads_recordings(run, tmp_path):  # noqa: F811
+    first = run("look", TEXT, "--save", "x.safetensors", "--json")
+    again = run("look", "x.safetensors", "--json")
+    assert (first.code, again.code) == (0, 0), again.err
+    one, two = json.loads(first.out), json.loads(again.out)
+    differing = {name for name in one if one[name] != two[name]}
+    assert differing <= {"seconds", "readers"}
+    screen = run("look", "x.safetensors")
+    assert "MiniLM" in screen.out
+    commands = [line.strip() for line in screen.out.splitlines() if " look " in line]
+    for command in commands:
+        words = shlex.split(command.partition("  #")[0])
+        done = run(*words[words.index("look") :])
+        assert done.code == 0, (command, done.err)
+
+
+@pytest.mark.parametrize(
+    "option", [["--model", "minilm"], ["--generate", "3"], ["--block", "L0H0"]]
+)
+def test_what_needs_the_model_is_refused(run, option, tmp_path):  # noqa: F811
+    look(TEXT, save=tmp_path / "x.safetensors")
+    done = run("look", "x.safetensors", *option)
+    assert done.code == 2
+    assert done.err == f"eyeline: A recording and {option[0]} were given: give one of them.\n"
+
+
+def test_a_damaged_recording_is_one_sentence(run, tmp_path):  # noqa: F811
+    (tmp_path / "x.safetensors").write_bytes(b"nothing of the kind")
+    done = run("look", "x.safetensors")
+    assert done.code == 2
+    assert done.err.startswith("eyeline: x.safetensors is damaged or no recording of eyeline")
+    assert done.err.count("\n") == 1
+
+
+def test_a_run_that_cannot_be_looked_at():
+    x = torch.randn(1, 2, 3, 4)
+    seen = Seen([Call("layer", x, x)])
+    with pytest.raises(ArgumentError, match="needs the tokens"):
+        look(seen)
+    seen.tokens = models.load("minilm").tokens("one two three four")
+    with pytest.raises(ArgumentError, match="self-attention over it"):
+        look(seen)
+
+
+@pytest.mark.slow
+def test_what_a_model_wrote_is_marked_in_a_recording(tmp_path):
+    path = tmp_path / "x.safetensors"
+    first = look("The capital of France is", "smollm2", generate=5, save=path)
+    again = look(eyeline.load(path))
+    assert told(again) == told(first)
+    assert sum(again.generated) > 0
+    assert eyeline.load(path).generated.sum() == 5

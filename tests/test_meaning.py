@@ -1,0 +1,229 @@
+"""Attention whose meaning is known: atoms of reactions, objects in pictures, words in speech.
+
+Each is measured beside what chance or another head gives on the same input.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from eyeline import models, watch
+from eyeline.looking.alignment import aligned
+from eyeline.looking.pictures import look_at
+from eyeline.looking.sounds import attention, crossed, listen
+
+pytestmark = pytest.mark.slow
+
+DATA = Path(__file__).parent / "data"
+
+
+# --- rxnmapper: an atom of the product looks at the same atom of the reactants -----------------
+
+REACTIONS = (
+    "CC(=O)O.OCC>>CC(=O)OCC",
+    "CC(=O)Cl.NCc1ccccc1>>CC(=O)NCc1ccccc1",
+    "Brc1ccsc1.OB(O)c1ccncc1>>c1cc(-c2ccsc2)ccn1",
+    "CI.Oc1ccc(Cl)cc1>>COc1ccc(Cl)cc1",
+    "O=Cc1ccco1.NC1CCCCC1>>c1coc(CNC2CCCCC2)c1",
+    "O=[N+]([O-])c1ccc(Cl)cc1>>Nc1ccc(Cl)cc1",
+    "Fc1ccc([N+](=O)[O-])cc1.C1COCCN1>>O=[N+]([O-])c1ccc(N2CCOCC2)cc1",
+    "CS(=O)(=O)Cl.Nc1ccccc1>>CS(=O)(=O)Nc1ccccc1",
+    "CC(C)(C)OC(=O)OC(=O)OC(C)(C)C.NCc1ccccc1>>CC(C)(C)OC(=O)NCc1ccccc1",
+    "BrCc1ccccc1.OCC(F)(F)F>>FC(F)(F)COCc1ccccc1",
+)
+SMILES = re.compile(r"\[[^\]]+]|Br?|Cl?|[NOSPFIbcnops()=#.+\\/:~@?*$-]|>>?|%[0-9]{2}|[0-9]")
+
+
+def rxnmapper():
+    """The ALBERT of rxnmapper and its vocabulary; its pickle is read with weights_only."""
+    from transformers import AlbertConfig
+    from transformers.models.albert.modeling_albert import AlbertModel
+
+    place = "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k"
+    folder = Path(str(distribution("rxnmapper").locate_file(place)))
+    state = torch.load(folder / "pytorch_model.bin", weights_only=True, map_location="cpu")
+    body = {
+        name.removeprefix("albert."): weight
+        for name, weight in state.items()
+        if name.startswith("albert.")
+    }
+    config = AlbertConfig.from_dict(json.loads((folder / "config.json").read_text()))
+    model, report = AlbertModel.from_pretrained(
+        None, config=config, state_dict=body, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    words = (folder / "vocab.txt").read_text().splitlines()
+    return model.eval(), {word: index for index, word in enumerate(words)}
+
+
+def element(token: str) -> str | None:
+    """The chemical element of an atom's token: "Cl", "[nH]" → "N"; None for bonds and numbers."""
+    found = re.match(r"\[?\d*([A-Z][a-z]?|[a-z])", token)
+    return found[1].capitalize() if found else None
+
+
+def test_atoms_of_a_product_look_at_the_same_element():
+    model, vocabulary = rxnmapper()
+    hits, atoms, chance = torch.zeros(12, 8), 0, 0.0
+    for reaction in REACTIONS:
+        tokens = SMILES.findall(reaction)
+        assert "".join(tokens) == reaction
+        tokens = ["[CLS]", *tokens, "[SEP]"]
+        with torch.no_grad(), watch(model) as seen:
+            model(torch.tensor([[vocabulary[token] for token in tokens]]))
+        assert len(seen) == 12  # one module, called twelve times
+        kinds = [None, *map(element, tokens[1:-1]), None]
+        arrow = tokens.index(">>")
+        sources = torch.tensor([i for i in range(arrow) if kinds[i]])
+        for at in range(arrow, len(tokens)):
+            if kinds[at] in (None, "C"):
+                continue
+            same = torch.tensor([kinds[i] == kinds[at] for i in sources])
+            atoms, chance = atoms + 1, chance + float(same.float().mean())
+            rows = torch.stack([weights[0, :, at] for weights in seen])
+            hits += same[rows[..., sources].argmax(-1)]
+    shares = hits / atoms
+    print(
+        f"{atoms} atoms: L10 H5 {shares[10, 5]:.2f}, chance {chance / atoms:.2f}, "
+        f"the median head {shares.median():.2f}, L10 H2 {shares[10, 2]:.2f}"
+    )
+    assert atoms == 28
+    assert shares[10, 5] == 1
+    assert chance / atoms < 0.2
+    assert shares.median() < 0.3
+    assert shares[10, 2] < 0.5
+
+
+# --- DINOv2: the class token looks at the object ----------------------------------------------
+
+
+def pictures():
+    """(name, file, the object's box as left, top, right, bottom in shares of the picture)."""
+    import matplotlib.cbook
+
+    hopper = matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
+    return [
+        ("the cup", DATA / "coffee.jpg", (0.30, 0.04, 0.70, 0.60)),
+        ("the rocket", DATA / "rocket.jpg", (0.46, 0.30, 0.55, 1.0)),
+        ("the face and cap", hopper, (0.29, 0.03, 0.73, 0.53)),
+    ]
+
+
+def test_the_class_token_looks_at_the_object():
+    loaded = models.load("dinov2")
+    for name, file, (left, top, right, bottom) in pictures():
+        look = look_at(file, loaded)
+        values = torch.tensor(look.values)
+        rows = (torch.arange(look.rows) + 0.5) / look.rows
+        columns = (torch.arange(look.columns) + 0.5) / look.columns
+        inside = ((rows > top) & (rows < bottom))[:, None] & ((columns > left) & (columns < right))
+        share = float(values[inside].sum() / values.sum())
+        area = float(inside.float().mean())
+        print(f"{name}: {share:.2f} of the class token's look on {area:.2f} of the picture")
+        assert share > 1.8 * area
+
+
+# --- Whisper: the moment at which a word is said ----------------------------------------------
+
+SPOKEN = (
+    ("yellow", 0.100, 0.563),
+    ("dogs", 0.613, 1.093),
+    ("and", 1.143, 1.551),
+    ("seven", 1.601, 2.118),
+    ("happy", 2.168, 2.634),
+    ("children", 2.684, 3.233),
+    ("are", 3.283, 3.661),
+    ("walking", 3.711, 4.301),
+    ("home", 4.351, 4.827),
+    ("together", 4.877, 5.462),
+)
+
+
+@pytest.mark.parametrize("clip", ["sentence", "words"])
+def test_word_starts_are_those_of_transformers(clip):
+    loaded = models.load("whisper")
+    sound = models.read_sound(DATA / f"{clip}.wav")
+    look = listen(sound, loaded)
+    frames = round(sound.seconds / 0.02)
+    mask = torch.zeros(1, 3000, dtype=torch.long)
+    mask[:, : 2 * frames] = 1
+    with torch.no_grad():
+        found = loaded.model.generate(
+            **sound.inputs(),
+            attention_mask=mask,
+            return_token_timestamps=True,
+            return_dict_in_generate=True,
+            do_sample=False,
+        )
+    heard = models.transcribe(loaded, sound)
+    assert found["sequences"][0].tolist() == list(heard.tokens.ids)
+    # as its tokenizer reads them: a token begins at the time of the one before it
+    ends = found["token_timestamps"][0].tolist()
+    firsts = [
+        first
+        for label, (first, _) in zip(heard.tokens.words().labels, heard.tokens.words().spans)
+        if label.isalnum()
+    ]
+    assert len(firsts) == len(look.words)
+    # generate keeps no row for the first token, so that it cannot know where the second begins
+    for word, first in list(zip(look.words, firsts, strict=True))[2:]:
+        assert abs(word.start - ends[first - 1]) <= 0.06, word
+
+
+@pytest.mark.parametrize("clip", ["sentence", "words"])
+def test_every_start_is_that_of_transformers_on_the_same_rows(clip):
+    loaded = models.load("whisper")
+    sound = models.read_sound(DATA / f"{clip}.wav")
+    heard = models.transcribe(loaded, sound)
+    loaded.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = loaded.model(**sound.inputs(), **heard.inputs(), output_attentions=True)
+
+    class Generated:
+        """What it takes from a generate: rows from the one that chose the first word."""
+
+        sequences = torch.tensor([heard.tokens.ids])
+        cross_attentions = ([layer[:, :, :-1] for layer in output.cross_attentions],)
+
+        def __contains__(self, name: str) -> bool:
+            return False
+
+    heads = loaded.model.generation_config.alignment_heads
+    frames = round(sound.seconds / 0.02)
+    theirs = loaded.model._extract_token_timestamps(
+        Generated(), heads, num_frames=2 * frames, num_input_ids=1
+    )
+    rows: Tensor = attention(crossed(loaded, sound, heard), heads)
+    ours = torch.tensor(aligned(rows[..., :frames]).starts) * 0.02
+    torch.testing.assert_close(ours, theirs[0, 1:-1], atol=0.021, rtol=0)
+
+
+def test_words_are_listened_for_while_they_are_said():
+    look = listen(DATA / "words.wav")
+    assert [word.label.lower() for word in look.words] == [word for word, _, _ in SPOKEN]
+    early = []
+    for heard, (word, start, end) in zip(look.words, SPOKEN, strict=True):
+        assert start <= heard.peak <= end, word
+        assert start - 0.1 <= heard.start <= end, word
+        early.append(start - heard.start)
+    print(f"starts: {sum(early) / len(early):+.2f} s early on average, {max(early):.2f} s at most")
+    # the rows of a word lie on its own time; "and" and "are" look further ahead, at the next word
+    edges = torch.linspace(0, look.duration, len(look.values[0]) + 1)
+    middles = (edges[:-1] + edges[1:]) / 2
+    values = torch.tensor(look.values)
+    said = torch.stack([(middles >= a) & (middles <= b) for _, a, b in SPOKEN]).float()
+    shares = values @ said.T  # [words, times of words]
+    best = shares.argmax(1) == torch.arange(len(SPOKEN))
+    assert {word for (word, _, _), own in zip(SPOKEN, best) if not own} <= {"and", "are"}
+    own = float((shares.diagonal() / values.sum(1)).mean())
+    even = float(said.mean())
+    print(f"on its own word: {own:.2f} of a row; spread evenly: {even:.2f}")
+    assert own > 4 * even
