@@ -7,6 +7,7 @@ extern "C" {
 extern const eyeline::Table eyeline_table_scalar;
 #ifdef EYELINE_X86
 extern const eyeline::Table eyeline_table_avx2;
+extern const eyeline::Table eyeline_table_avx512;
 #endif
 }
 
@@ -21,9 +22,12 @@ struct Found {
   Found() {
 #ifdef EYELINE_X86
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
-      all[count++] = &eyeline_table_avx2;
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c");
+    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+      all[count++] = &eyeline_table_avx512;
+    if (avx2) all[count++] = &eyeline_table_avx2;
 #endif
     all[count++] = &eyeline_table_scalar;
   }

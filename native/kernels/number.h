@@ -20,14 +20,26 @@ inline float float_of(uint32_t b) {
   return x;
 }
 
+typedef uint16_t Half __attribute__((vector_size(2 * W)));
+
+inline Half load_half(const void* p) {
+  Half v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
 struct Float32 {
   float x;
+  static F vector(const Float32* p) { return load(&p->x); }
   static float read(Float32 v) { return v.x; }
   static Float32 round(float x) { return {x}; }
 };
 
 struct Bfloat16 {
   uint16_t bits;
+  static F vector(const Bfloat16* p) {
+    return (F)(__builtin_convertvector(load_half(p), U) << 16);
+  }
   static float read(Bfloat16 v) { return float_of(static_cast<uint32_t>(v.bits) << 16); }
   static Bfloat16 round(float x) {
     const uint32_t b = bits_of(x);
@@ -38,6 +50,17 @@ struct Bfloat16 {
 
 struct Float16 {
   uint16_t bits;
+  static F vector(const Float16* p) {
+#if defined(__AVX512F__)
+    return (F)_mm512_cvtph_ps((__m256i)load_half(p));
+#elif defined(__F16C__)
+    return (F)_mm256_cvtph_ps((__m128i)load_half(p));
+#else
+    F v;
+    for (int i = 0; i < W; ++i) v[i] = read(p[i]);
+    return v;
+#endif
+  }
   static float read(Float16 v) {
 #if defined(__F16C__)
     return _cvtsh_ss(v.bits);

@@ -25,9 +25,18 @@ void pack_keys(const Problem& p, int64_t n, int64_t head, int64_t first, int cou
   const int64_t step = p.k.stride[3];
   const T* key[C];
   for (int c = 0; c < C; ++c) key[c] = p.k.at<const T>(n, head, first + (c < count ? c : 0));
-  for (int64_t d = 0; d < p.D; ++d, to += C) {
-    for (int c = 0; c < C; ++c) to[c] = T::read(key[c][d * step]);
-    for (int c = count; c < C; ++c) to[c] = 0.0f;
+  int64_t d = 0;
+  if (step == 1 && count == C)
+    for (; d + W <= p.D; d += W)
+      for (int half = 0; half < C; half += W) {
+        F square[W];
+        for (int c = 0; c < W; ++c) square[c] = T::vector(key[half + c] + d);
+        transpose(square);
+        for (int c = 0; c < W; ++c) store(to + (d + c) * C + half, square[c]);
+      }
+  for (; d < p.D; ++d) {
+    for (int c = 0; c < count; ++c) to[d * C + c] = T::read(key[c][d * step]);
+    for (int c = count; c < C; ++c) to[d * C + c] = 0.0f;
   }
 }
 
@@ -47,15 +56,20 @@ void pack_values(const Problem& p, int64_t n, int64_t head, int64_t first, int l
   odd.count = 0;
   for (int j = lo; j < hi; ++j) {
     const T* v = p.v.at<const T>(n, head, first + j);
-    float bad = 0.0f;
+    F bad{};
     for (int64_t d = 0; d < p.Dv; d += C) {
       float* line = to + d * KEYS + j * C;
       const int64_t width = smaller(p.Dv - d, C);
-      read_line(v + d * p.v.stride[3], p.v.stride[3], width, line);
-      for (int64_t c = width; c < C; ++c) line[c] = 0.0f;
-      for (int c = 0; c < C; ++c) bad += line[c] * 0.0f;
+      if (width < C || p.v.stride[3] != 1) {
+        read_line(v + d * p.v.stride[3], p.v.stride[3], width, line);
+        for (int64_t c = width; c < C; ++c) line[c] = 0.0f;
+      } else {
+        store(line, T::vector(v + d));
+        store(line + W, T::vector(v + d + W));
+      }
+      bad += load(line) * 0.0f + load(line + W) * 0.0f;
     }
-    if (bad == 0.0f) continue;
+    if (sum(bad) == 0.0f) continue;
     odd.key[odd.count++] = j;
     for (int64_t d = 0; d < p.Dv; ++d) {
       float& x = to[d / C * C * KEYS + j * C + d % C];

@@ -34,6 +34,17 @@ inline F splat(float x) { return x - F{}; }
 inline F max(F a, F b) { return a > b ? a : b; }
 inline F min(F a, F b) { return a < b ? a : b; }
 
+// Lane j of the result is lane index[j] of a and b side by side.
+inline F shuffle(F a, F b, I index) {
+#if defined(__clang__)
+  F made;
+  for (int j = 0; j < W; ++j) made[j] = index[j] < W ? a[index[j]] : b[index[j] - W];
+  return made;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+
 inline float sum(F v) {
   float total = 0.0f;
   for (int i = 0; i < W; ++i) total += v[i];
@@ -44,6 +55,30 @@ inline float largest(F v) {
   float most = -infinity;
   for (int i = 0; i < W; ++i) most = v[i] > most ? v[i] : most;
   return most;
+}
+
+// Step s of a transpose: entries (i, j + s) and (i + s, j) change places, for i and j without bit s.
+template <int s>
+inline void swap_blocks(F (&rows)[W]) {
+  I low, high;
+  for (int j = 0; j < W; ++j) {
+    low[j] = j & s ? W + j - s : j;
+    high[j] = j & s ? W + j : j + s;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) {
+    if (i & s) continue;
+    const F a = rows[i], b = rows[i + s];
+    rows[i] = shuffle(a, b, low);
+    rows[i + s] = shuffle(a, b, high);
+  }
+}
+
+inline void transpose(F (&rows)[W]) {
+  swap_blocks<1>(rows);
+  swap_blocks<2>(rows);
+  if constexpr (W > 4) swap_blocks<W == 4 ? 2 : 4>(rows);
+  if constexpr (W > 8) swap_blocks<W / 2>(rows);
 }
 
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
