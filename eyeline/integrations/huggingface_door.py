@@ -261,9 +261,12 @@ _COMPILED = (
 )
 
 
-@torch.compiler.disable(reason=_COMPILED)
-def _refuse_compiled() -> None:
+def _refuse() -> None:
     raise ModelError(_COMPILED)
+
+
+# the compiler leaves what it compiles here and calls this, at run time
+_refuse_compiled: Callable[[], None] = torch.compiler.disable(_refuse, reason=_COMPILED)
 
 
 def _computing_again() -> bool:
