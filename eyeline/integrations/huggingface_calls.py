@@ -27,7 +27,7 @@ class Rules:
 
     def __init__(self) -> None:
         self._rules: Any = WeakIdKeyDictionary()
-        self._skipped: dict[tuple[int, int], Told] = {}
+        self._skipped: dict[tuple[int, int], dict[bool, Told]] = {}
         self._strided: list[tuple[Tensor, Told]] = []  # generate() may lay them out anew
 
     def note(self, mask: Any, arguments: dict[str, Any]) -> None:
@@ -39,12 +39,15 @@ class Rules:
                 self._strided.append((mask, rule))
         elif mask is None:
             rule = skipped(arguments)
-            self._skipped[rule.sizes] = rule
+            causally = not arguments.get("allow_is_bidirectional_skip", False)
+            self._skipped.setdefault(rule.sizes, {})[causally] = rule
 
     def of(self, mask: Any, query: Tensor, key: Tensor) -> Told | None:
         sizes = (query.shape[-2], key.shape[-2])
         if mask is None:
-            return self._skipped.get(sizes)
+            # a decoder may have as many keys as the encoder that it looks at
+            found = self._skipped.get(sizes, {})
+            return found.get(True, found.get(False))
         rule = self._known(mask) if isinstance(mask, Tensor) else None
         if rule is None or rule.sizes != sizes:
             return None  # the model cut the mask since
@@ -58,11 +61,10 @@ class Rules:
     def _known(self, mask: Tensor) -> Told | None:
         rule: Told | None = self._rules.get(mask)
         if rule is None and not isinstance(mask, RuleMask):
-            for other, told_of_it in self._strided:
-                if (other.shape, other.dtype) == (mask.shape, mask.dtype):
-                    if torch.equal(other, mask):
-                        self._rules[mask] = rule = told_of_it
-                        break
+            for other, found in self._strided:
+                if other.dtype == mask.dtype and torch.equal(other, mask):
+                    self._rules[mask] = rule = found
+                    break
         return rule
 
 
