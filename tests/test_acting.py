@@ -182,6 +182,28 @@ def test_generation(family, cache):
     assert apart(torch.stack(got.logits), torch.stack(expected.logits)) < 1e-5
 
 
+@pytest.mark.parametrize("order", ["block first", "watch first"])
+def test_a_watched_generation_shows_the_blocked_weights(order):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(tiny("llama").config).eval()
+    arguments = {**inputs(length=6), "max_new_tokens": 5, "do_sample": False}
+    edges = [(3, 1), (7, 2), (9, 8)]
+    blocking = block(model, edges={"L0": edges, "L1H2": edges})
+    if order == "block first":
+        with blocking, watch(model) as seen:
+            text = model.generate(**arguments)
+    else:
+        with watch(model) as seen, blocking:
+            text = model.generate(**arguments)
+    with block(model, edges={"L0": edges, "L1H2": edges}), watch(model) as whole:
+        run(model, input_ids=text[:, :-1])
+    for layer in (0, 1):
+        assert seen[layer].shape == whole[layer].shape == (2, 4, 10, 10)
+        assert apart(seen[layer].to_dense(), whole[layer].to_dense()) < 1e-5
+    for i, j in edges:
+        assert not seen[0][..., i, j].count_nonzero()
+
+
 def test_gradients_pass_through_a_block():
     model, arguments = tiny("llama"), inputs("left")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -318,6 +320,40 @@ def test_attention_by_hand_is_named():
     assert [missing.name for missing in seen.missing] == ["unseen.h.0.attn"]
     with torch.no_grad(), pytest.raises(ModelError, match="code of its own"):
         watched(GPT().by_hand(), ids())
+
+
+def test_models_of_transformers_that_call_torch_themselves():
+    config = transformers.FalconConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False
+    )
+    torch.manual_seed(0)
+    model = transformers.FalconModel(config).eval()
+    with torch.no_grad():
+        before = model(ids()).last_hidden_state
+        with watch(model) as seen:
+            assert torch.equal(before, model(ids()).last_hidden_state)
+    config = copy.deepcopy(config)
+    config._attn_implementation = "eager"
+    other = transformers.FalconModel(config).eval()
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        expected = other(ids(), output_attentions=True).attentions
+    assert seen.names == ("h.0.self_attention", "h.1.self_attention")
+    for weights, dense in zip(seen, expected, strict=True):
+        assert apart(weights, dense) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_traced_modules_are_named():
+    model, text = sharp(GPT()), ids()
+    with torch.no_grad():
+        part = model.h[1]["attn"]
+        model.h[1]["attn"] = torch.jit.trace(part, torch.randn(2, 10, 32))
+        with watch(model) as seen:
+            model(text)
+    assert seen.names == ("h.0.attn",)
+    assert [missing.name for missing in seen.missing] == ["h.1.attn"]
 
 
 @pytest.mark.filterwarnings("ignore:.*jit.script.*:DeprecationWarning")

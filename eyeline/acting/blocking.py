@@ -246,6 +246,8 @@ def _nothing(unseen: tuple[Missing, ...]) -> str:
     reasons = [f"{missing.name}: {missing.reason}" for missing in unseen] or [
         "The model was not called inside of the block, or not this very object.",
         "It ran in another thread than the block.",
+        "It calls flash_attn, xformers or FlexAttention, or computes attention by hand or in a"
+        " compiled, traced or scripted form.",
     ]
     return "block() has met no attention. Possible reasons:\n" + "\n".join(
         f"  - {reason}" for reason in reasons

@@ -205,7 +205,7 @@ class _Shared:
 
     def _steps_aside(self, module: nn.Module) -> bool:
         """Whether this forward asks for function modes, and ours is the only one there is."""
-        if module.training or type(module).forward not in _PAUSED_BY:
+        if module.training or getattr(type(module), "forward", None) not in _PAUSED_BY:
             return False
         if any(p.device.type != "cpu" for p in module.parameters()):
             return False  # the fused operators of other devices are not known from inside
