@@ -103,7 +103,7 @@ def call_of(
         bias=kwargs.get("position_bias"),
         scale=kwargs.get("scaling"),
         softcap=kwargs.get("softcap") if eager else None,
-        sinks=kwargs.get("s_aux") if eager else None,
+        sinks=_settled(kwargs.get("s_aux")) if eager else None,
         real=None if rule is None or crossing else rule.real,
         dropout=dropout if module.training or not eager else 0.0,
         place=None if rule is None or crossing else rule.place,
@@ -117,6 +117,11 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def _settled(parameter: Tensor | None) -> Tensor | None:
+    """Without grad mode the weights of a call carry no gradient later either."""
+    return parameter if parameter is None or torch.is_grad_enabled() else parameter.detach()
 
 
 @cache
