@@ -12,8 +12,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from eyeline import integrations
 from eyeline.errors import ModelError
+from eyeline.integrations import changing
+from eyeline.layers import SelfAttention
 from eyeline.seen import watch
 from tests.torch_models import (
     GPT,
@@ -243,6 +247,28 @@ def test_exceptions_leave_nothing_behind():
         watched(model, torch.randn(2, 6, 16))
 
 
+def test_interruptions_leave_nothing_behind():
+    model, x = encoder(), torch.randn(2, 6, 16)
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place in (model.layers[0].norm1, model.layers[1].linear2):
+        hook = place.register_forward_hook(stop)
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad), pytest.raises(KeyboardInterrupt), watch(model):
+                model(x)
+        hook.remove()
+    assert _get_current_dispatch_mode_stack() == []
+    assert not integrations._Heard._listening
+    assert not changing._active
+    for name, module in model.named_modules():
+        assert {k: v for k, v in vars(module).items() if v is not before[name].get(k)} == {}
+    with torch.no_grad():
+        watched(model, x)
+
+
 def test_an_exception_that_the_model_catches():
     class Catching(nn.Module):
         def __init__(self) -> None:
@@ -354,6 +380,12 @@ def test_traced_modules_are_named():
             model(text)
     assert seen.names == ("h.0.attn",)
     assert [missing.name for missing in seen.missing] == ["h.1.attn"]
+
+
+def test_layers_of_eyeline_say_what_to_do():
+    layer = SelfAttention(16)
+    with pytest.raises(ModelError, match="returns its weights itself"), watch(layer):
+        layer(torch.randn(2, 6, 16))
 
 
 @pytest.mark.filterwarnings("ignore:.*jit.script.*:DeprecationWarning")

@@ -84,7 +84,7 @@ class _Interceptor:
         self.attention = {id(module) for module in _attention_modules(model)}
         self.depth = 0
         self.called: set[str] = set()
-        self.ran: dict[str, None] = {}
+        self.ran: dict[str, nn.Module] = {}
 
     def enter(self, module: nn.Module) -> None:
         if module is self.model:
@@ -94,7 +94,7 @@ class _Interceptor:
                 self.ran.clear()
                 self.start()
         if id(module) in self.attention:
-            self.ran[self.paths[id(module)]] = None
+            self.ran[self.paths[id(module)]] = module
 
     def leave(self, module: nn.Module) -> None:
         if module is self.model:
@@ -113,11 +113,17 @@ class _Interceptor:
         """Tell of the attention modules that ran without anything of theirs being seen."""
         self.missed(
             tuple(
-                Missing(path, "It computes attention with code of its own, or in a compiled form.")
-                for path in self.ran
+                Missing(path, _why(module))
+                for path, module in self.ran.items()
                 if not any(one == path or one.startswith(f"{path}.") for one in self.called)
             )
         )
+
+
+def _why(module: nn.Module) -> str:
+    if type(module).__module__.startswith("eyeline."):
+        return "It calls eyeline.attention, which returns its weights itself."
+    return "It computes attention with code of its own, or in a compiled form."
 
 
 @dataclass
