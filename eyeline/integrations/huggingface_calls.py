@@ -31,9 +31,7 @@ class Rules:
         self._strided: list[tuple[Tensor, Told]] = []  # generate() may lay them out anew
 
     def note(self, mask: Any, arguments: dict[str, Any]) -> None:
-        if isinstance(mask, RuleMask):
-            self._rules[mask] = mask._told
-        elif isinstance(mask, Tensor):
+        if isinstance(mask, Tensor) and not isinstance(mask, RuleMask):
             self._rules[mask] = rule = told(arguments)
             if not mask.is_contiguous():
                 self._strided.append((mask, rule))
@@ -59,8 +57,10 @@ class Rules:
         self._strided.clear()
 
     def _known(self, mask: Tensor) -> Told | None:
+        if isinstance(mask, RuleMask):
+            return mask._told
         rule: Told | None = self._rules.get(mask)
-        if rule is None and not isinstance(mask, RuleMask):
+        if rule is None:
             for other, found in self._strided:
                 if other.dtype == mask.dtype and torch.equal(other, mask):
                     self._rules[mask] = rule = found
