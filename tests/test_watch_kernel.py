@@ -126,10 +126,10 @@ def test_dropout_in_training_is_honoured():
         found.append(whole.transpose(1, 2).flatten(2))
         return torch.stack(found)
 
-    *drawn, expected = outputs(400)
+    *drawn, expected = outputs(225)
     assert not torch.equal(drawn[0], drawn[1])
     mean, spread = torch.stack(drawn).mean(0), torch.stack(drawn).std(0)
-    assert bool(((mean - expected).abs() <= 5 * spread / 20 + 1e-6).all())
+    assert bool(((mean - expected).abs() <= 5 * spread / 15 + 1e-6).all())
     model.eval()
     with watch(model, kernel="eyeline") as seen:
         first = run(model, **arguments)
