@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import pytest
@@ -25,7 +26,6 @@ from tests.tiny import T, close, eager, inputs, rows
 
 LIMIT = 1e-5
 NEW = 9
-QUICK = ("llama", "mistral")
 
 
 def told(**more: Any) -> dict[str, Any]:
@@ -69,13 +69,18 @@ def in_steps(model: Any, cache: Any) -> dict[str, Any]:
 # ---- decoders ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("side", [None, "left"])
-@pytest.mark.parametrize("implementation", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
-@pytest.mark.parametrize(
-    "family",
-    [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in CAUSAL],
-)
+QUICK = {
+    ("mistral", "sdpa", None, "dynamic"),
+    ("mistral", "sdpa", "left", "static"),
+    ("llama", "sdpa", "left", "dynamic"),
+}
+EVERY = [
+    pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
+    for case in itertools.product(CAUSAL, ("eager", "sdpa"), (None, "left"), ("dynamic", "static"))
+]
+
+
+@pytest.mark.parametrize(("family", "implementation", "side", "cache"), EVERY)
 def test_a_generate_is_one_text(family, implementation, side, cache):
     if implementation == "sdpa" and family in ("gemma2", "gpt_oss"):
         implementation = "eyeline"  # transformers refuses sdpa for them
@@ -89,6 +94,7 @@ def test_a_generate_is_one_text(family, implementation, side, cache):
         assert torch.equal(seen.real(0), real[:, 0])
 
 
+@pytest.mark.slow
 def test_sampling_is_followed():
     model, prompt = causal_model("mistral", "sdpa"), inputs("left")
     with watch(model) as seen:
@@ -108,6 +114,7 @@ def test_the_same_64_tokens_in_each_dtype(family, dtype):
     assert seen[0].shape[-2:] == (T + 63, T + 63)
 
 
+@pytest.mark.slow
 def test_padding_on_the_left_changes_nothing_for_real_tokens():
     model, prompt = causal_model("mistral", "sdpa"), inputs("left")
     padded, given = written(model, prompt)
@@ -236,7 +243,7 @@ def ordered(output: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("side", [pytest.param(None, marks=pytest.mark.slow), "right"])
-@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("family", ["t5", pytest.param("bart", marks=pytest.mark.slow)])
 def test_the_decoder_is_one_text_and_the_encoder_ran_once(family, side, cache):
     configs = {
         "t5": transformers.T5Config(
@@ -329,7 +336,8 @@ def held(seen: Seen) -> tuple[int, int]:
     return sum(storages.values()), needed
 
 
-@pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_memory_grows_with_the_tokens(cache):
     model = causal_model("mistral", "sdpa")
     during = []
