@@ -5,18 +5,17 @@ python examples/bert.py --full   the training of the figures in docs/systems.md
 python examples/bert.py --sdpa   the same on torch's SDPA: the same curve
 """
 
-import time
 from collections import Counter, defaultdict
 
 import torch
-from blocks import Transformer, asked, cross_entropy, size, train
+from blocks import Clock, Transformer, asked, cross_entropy, size, train
 from textdata import alphabet, encode, ngram, split, windows
 
 import eyeline
 
-CONTEXT, BATCH = 128, 16
+CONTEXT, BATCH = 64, 24
 HIDDEN = 0.15  # the share that is asked for; in training twice as much, so that a step tells more
-SHORT, FULL = 30, 800  # steps
+SHORT, FULL = 30, 1600  # steps
 NO_TARGET = -100
 SCREEN = "The following example sho_s how the function is called:"
 
@@ -35,7 +34,7 @@ def hide(ids, generator, share=HIDDEN):
 
 def fit(model, steps, print_every=0, seed=1):
     """Train on windows of the training text; the losses, nats per hidden character."""
-    ids, draws = encode(split()[0]), torch.Generator().manual_seed(seed)
+    ids, draws = encode(split().training), torch.Generator().manual_seed(seed)
 
     def loss_of_batch():
         shown, targets = hide(windows(ids, CONTEXT, BATCH, draws), draws, 2 * HIDDEN)
@@ -45,8 +44,8 @@ def fit(model, steps, print_every=0, seed=1):
 
 
 def held_out_windows(characters=None):
-    """(shown, targets) [N, 128] of the held-out text, the same ones for every model."""
-    pieces = encode(split()[1][:characters]).unfold(0, CONTEXT, CONTEXT)
+    """(shown, targets) [N, 64] of the held-out text, the same ones for every model."""
+    pieces = encode(split().held_out[:characters]).unfold(0, CONTEXT, CONTEXT)
     return hide(pieces, torch.Generator().manual_seed(2))
 
 
@@ -69,7 +68,7 @@ def hidden_places(characters=None):
 
 def ngram_accuracy(n, characters=None):
     """The same of an n-gram model, which is shown every character before the hidden one."""
-    text, places = split()[1], hidden_places(characters)
+    text, places = split().held_out, hidden_places(characters)
     model = ngram(n)
     return sum(model.guess(text[max(0, i - n + 1) : i]) == text[i] for i in places) / len(places)
 
@@ -83,7 +82,8 @@ def around_accuracy(as_bert=True, characters=None):
 
     `as_bert`: the other hidden characters are hidden too; else all around is shown.
     """
-    training, text, places = *split(), hidden_places(characters)
+    training, _, text = split()
+    places = hidden_places(characters)
     between = defaultdict(Counter)
     for before, after in SIDES:
         for i in range(before, len(training) - after):
@@ -124,9 +124,9 @@ def screen(model, text=SCREEN):
         print("  guesses: " + ", ".join(f"{alphabet()[i]!r} {share:.2f}" for i, share in guesses))
 
 
-def report(model, steps, minutes):
+def report(model, steps, took):
     """Print the figure beside those of n-grams, and the screen of both masks."""
-    print(f"BERT: {size(model)}, {steps} steps, {minutes:.1f} minutes")
+    print(f"BERT: {size(model)}, {steps} steps, {took}")
     print(f"held out: {accuracy(model):.1%} of the hidden characters right")
     print(f"  the same model under the causal mask {accuracy(model, eyeline.causal()):.1%}")
     figures = ", ".join(f"{n}-gram {ngram_accuracy(n):.1%}" for n in (3, 4, 5))
@@ -141,9 +141,9 @@ def main(arguments=None):
     """Train, and print the size, the minutes and the figures."""
     chosen = asked(__doc__, arguments)
     steps = chosen.steps or (FULL if chosen.full else SHORT)
-    model, start = new(chosen.sdpa), time.perf_counter()
+    model, clock = new(chosen.sdpa), Clock()
     fit(model, steps, print_every=max(1, steps // 10))
-    report(model, steps, (time.perf_counter() - start) / 60)
+    report(model, steps, str(clock))
 
 
 if __name__ == "__main__":

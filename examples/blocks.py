@@ -143,6 +143,17 @@ def asked(document, arguments, **flags):
     return parser.parse_args(arguments)
 
 
+class Clock:
+    """Since when it was made: minutes on the clock, and minutes of one core."""
+
+    def __init__(self):
+        self.start = time.perf_counter(), time.process_time()
+
+    def __str__(self):
+        clock, core = time.perf_counter() - self.start[0], time.process_time() - self.start[1]
+        return f"{clock / 60:.1f} minutes ({core / 60:.1f} of one core)"
+
+
 def size(model):
     """How many parameters, in words."""
     return f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters"

@@ -3,8 +3,8 @@
     python examples/textdata.py
 
 The text is that of Python's own `help("topics")`, `pydoc_data.topics`: the language reference.
-Topics quote each other, so a paragraph that was seen before is left out; every tenth topic is
-held out.
+Topics quote each other, so a paragraph that was seen before is left out. One topic in ten is held
+out for the figures, and one in ten for choosing settings; neither is trained on.
 """
 
 import lzma
@@ -12,23 +12,33 @@ import math
 from collections import Counter, defaultdict
 from functools import lru_cache
 from pydoc_data.topics import topics
+from typing import NamedTuple
 
 import torch
 
-HELD_OUT, OF = 5, 10  # topics number 5, 15, 25, ...
+VALIDATION, HELD_OUT, OF = 0, 5, 10  # topics number 0, 10, 20, ... and 5, 15, 25, ...
 QUOTED = 40  # paragraphs of as many characters are compared; "Note:" may well come twice
+
+
+class Parts(NamedTuple):
+    """The text in three: to learn from, to choose settings by, and to be asked about at the end."""
+
+    training: str
+    validation: str
+    held_out: str
 
 
 @lru_cache
 def split():
-    """(training text, held-out text): whole topics, without paragraphs that came before."""
+    """The parts: whole topics, without paragraphs that came before."""
     seen, kept = set(), []
     for topic in topics.values():
         paragraphs = topic.strip("\n").split("\n\n")
         kept.append("\n\n".join(p for p in paragraphs if len(p) < QUOTED or words(p) not in seen))
         seen.update(map(words, paragraphs))
-    training = [topic for i, topic in enumerate(kept) if i % OF != HELD_OUT]
-    return "\n\n".join(training), "\n\n".join(kept[HELD_OUT::OF])
+    training = [topic for i, topic in enumerate(kept) if i % OF not in (VALIDATION, HELD_OUT)]
+    parts = (training, kept[VALIDATION::OF], kept[HELD_OUT::OF])
+    return Parts(*("\n\n".join(part) for part in parts))
 
 
 def words(paragraph):
@@ -110,7 +120,7 @@ def counted(text, longest):
 @lru_cache
 def counted_in_training():
     """The counts that the n-gram models of up to 5 characters share."""
-    return counted(split()[0], longest=4)
+    return counted(split().training, longest=4)
 
 
 def ngram(n):
@@ -120,7 +130,7 @@ def ngram(n):
 
 def xz_bits():
     """Bits per character of the held-out text under xz: by itself, and after the training text."""
-    training, held_out = split()
+    training, _, held_out = split()
 
     def size(text):
         return 8 * len(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
@@ -131,8 +141,9 @@ def xz_bits():
 
 def main():
     """Print the split and the figures to beat."""
-    training, held_out = split()
+    training, validation, held_out = split()
     print(f"training {len(training):,} characters, held out {len(held_out):,}")
+    print(f"kept for choosing settings {len(validation):,}")
     print(f"{len(alphabet())} different characters")
     for n in (3, 4, 5):
         print(f"{n}-gram {ngram(n).bits(held_out):.3f} bits per character")

@@ -12,10 +12,9 @@ Each word comes from digits that are known, so it is known where the decoder has
 
 import datetime
 import random
-import time
 
 import torch
-from blocks import Block, asked, cross_entropy, size, train
+from blocks import Block, Clock, asked, cross_entropy, size, train
 from torch import nn
 
 import eyeline
@@ -206,10 +205,10 @@ def picture(model, language, date):
         print(" ".join(f"{w:.1f}".replace("0.0", " · ") for w in row.tolist()) + f"  {word}")
 
 
-def report(model, steps, minutes):
+def report(model, steps, took):
     """Print what is exact on unseen dates, how the words align, and two pictures of it."""
     sdpa = model.encoder.sdpa
-    print(f"translation: {size(model)}, {steps} steps, {minutes:.1f} minutes")
+    print(f"translation: {size(model)}, {steps} steps, {took}")
     for language in ("zh", "en"):
         share = exact(model, language, unseen_dates())
         print(f"{language}: {share:.2%} of {UNSEEN} unseen dates exact")
@@ -225,9 +224,9 @@ def main(arguments=None):
     """Train, and print the size, the minutes and the figures."""
     chosen = asked(__doc__, arguments)
     steps = chosen.steps or (FULL if chosen.full else SHORT)
-    model, start = new(chosen.sdpa), time.perf_counter()
+    model, clock = new(chosen.sdpa), Clock()
     fit(model, steps, print_every=max(1, steps // 10))
-    report(model, steps, (time.perf_counter() - start) / 60)
+    report(model, steps, str(clock))
 
 
 if __name__ == "__main__":

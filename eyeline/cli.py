@@ -130,7 +130,7 @@ def look(
             image,
             audio,
             **{"--file": file, "--generate": generate, "--block": block, "--pieces": pieces},
-            **{"--save": save},
+            **{"--save": save, "--by": by is not By.words, "--top": top != 3},
         )
         if audio is not None:
             from eyeline.looking.sounds import listen

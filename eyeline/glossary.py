@@ -183,6 +183,18 @@ TABLE: dict[str, tuple[str, str]] = {
         "{name}, {duration} s · {layers} layers · {tokens} tokens · {seconds} s",
         "{name}，{duration} 秒 · {layers} 层 · {tokens} 个 token · 用时 {seconds} 秒",
     ),
+    "sound channels": (
+        "Its {channels} channels were averaged.",
+        "它的 {channels} 个声道取了平均。",
+    ),
+    "sound cut": (
+        "It is {whole} s long; the first {longest} s were taken.",
+        "全长 {whole} 秒，只取开头 {longest} 秒。",
+    ),
+    "sound rate": (
+        "Its {before} samples a second were brought to {after}.",
+        "采样率从每秒 {before} 次换算到 {after} 次。",
+    ),
     "sound heard": ("What it heard", "听到的话"),
     "sound nothing": ("no words", "没有词"),
     "sound map": (

@@ -203,18 +203,22 @@ def from_ids(tokenizer: Any, ids: Sequence[int], before: Tokens | None = None) -
     """
     fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
     named = {i for i, token in fast.get_added_tokens_decoder().items() if token.special}
-    offset = len(before.text) if before else 0
+    # The first token of a text may be decoded without its space: one before it keeps that.
+    plain = [i for i in before.ids if i not in named][-1:] if before else []
+    known = len(fast.decode(plain, skip_special_tokens=False))
     text, offsets = "", []
-    plain: list[int] = []
     for i in ids:
         if i in named:
             offsets.append((0, 0))
             continue
+        plain.append(i)
         # what is not yet a whole character decodes to the replacement character
         start = len(text.rstrip("\ufffd"))
-        plain.append(i)
-        text = fast.decode(plain, skip_special_tokens=False)
-        offsets.append((offset + start, offset + len(text)))
+        text = fast.decode(plain, skip_special_tokens=False)[known:]
+        offsets.append((start, len(text)))
+    if before is not None:
+        first = len(before.text)
+        offsets = [(a + first, b + first) if a < b else (a, b) for a, b in offsets]
     raw = [fast.id_to_token(i) or "" for i in ids]
     special = [i in named for i in ids]
     if before is None:

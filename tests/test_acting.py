@@ -88,7 +88,7 @@ def t5() -> Any:
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("side", [None, "left"])
-@pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "mistral", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "bert", "albert", "gpt2", "mistral", "gpt_oss"])
 def test_blocked_models_are_those_changed_by_hand(family, side, implementation):
     if family == "gpt_oss" and implementation == "sdpa":
         implementation = "eager"  # it has no other
@@ -107,7 +107,7 @@ def test_blocked_models_are_those_changed_by_hand(family, side, implementation):
         {"pairs": {(1, 3): [(6, 5)], (0, None): [(6, 3)]}, "heads": ((1, 0),)},
         {"mask": (torch.arange(T)[:, None] - torch.arange(T)).abs() <= 2},
     ]
-    if family in ("bert",):
+    if family in ("bert", "albert"):
         changed[3]["mask"] = changed[3]["mask"].tril()
     for asked, done in zip(cases, changed, strict=True):
         with block(model, **asked):
@@ -180,6 +180,46 @@ def test_generation(family, cache):
         expected = other.generate(**arguments)
     assert torch.equal(got.sequences, expected.sequences)
     assert apart(torch.stack(got.logits), torch.stack(expected.logits)) < 1e-5
+
+
+def test_generation_of_an_encoder_and_decoder():
+    """Layers count as in a whole forward, though a step runs the decoder alone."""
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(t5().config).eval()
+    arguments = {**inputs("right"), "max_new_tokens": 6, "do_sample": False}
+    arguments |= {"return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
+    arguments["decoder_start_token_id"] = 0
+    asked = {"edges": {"L3": [(2, 4), (4, 0)], "L4": [(3, 1)], "L0H1": [(5, 2)]}, "heads": "L5H2"}
+    with block(model, **asked):
+        got = model.generate(**arguments)
+    # by hand queries end where keys do: the decoder's six beside the encoder's ten
+    crossing = [(i + T - 6, j) for i, j in ((2, 4), (4, 0))]
+    pairs = {(3, None): crossing, (4, None): [(3, 1)], (0, 1): [(5, 2)]}
+    with by_hand(model, heads=((5, 2),), pairs=pairs) as other, torch.no_grad():
+        whole = other(**inputs("right"), decoder_input_ids=got.sequences[:, :-1]).logits
+    assert apart(torch.stack(got.logits, 1), whole) < 1e-4
+
+
+@pytest.mark.parametrize("order", ["block first", "watch first"])
+def test_a_watched_generation_shows_the_blocked_weights(order):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(tiny("llama").config).eval()
+    arguments = {**inputs(length=6), "max_new_tokens": 5, "do_sample": False}
+    edges = [(3, 1), (7, 2), (9, 8)]
+    blocking = block(model, edges={"L0": edges, "L1H2": edges})
+    if order == "block first":
+        with blocking, watch(model) as seen:
+            text = model.generate(**arguments)
+    else:
+        with watch(model) as seen, blocking:
+            text = model.generate(**arguments)
+    with block(model, edges={"L0": edges, "L1H2": edges}), watch(model) as whole:
+        run(model, input_ids=text[:, :-1])
+    for layer in (0, 1):
+        assert seen[layer].shape == whole[layer].shape == (2, 4, 10, 10)
+        assert apart(seen[layer].to_dense(), whole[layer].to_dense()) < 1e-5
+    for i, j in edges:
+        assert not seen[0][..., i, j].count_nonzero()
 
 
 def test_gradients_pass_through_a_block():

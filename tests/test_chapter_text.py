@@ -252,7 +252,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "B9": (r"standard deviation is 22\.6.*largest of 4,000,000.*about 512", r"标准差是 22\.6.*512"),
     "B10": (r"from 0\.985 to 0\.027.*from 1\.690 to 1\.696", r"从 0\.985 降到 0\.027"),
     "B11": (r"each \*row\* sums to one", r"每一\*\*行\*\*之和为一"),
-    "B12": (r"nan nan nan.*0\.0900 0\.2447 0\.6652.*weights\.lse",),
+    "B12": (r"nan nan nan.*0\.0900 0\.2447 0\.6652.*attn\.lse",),
     "B13": ("mean of all values, weighted", "取的加权平均"),
     "B14": (r"softmax\(Q · Kᵀ / √d_k\) · V",),
     "B15": (r"\| step \| input \| output \| purpose \|", r"\| 步骤 \| 输入 \| 输出 \| 目的 \|"),

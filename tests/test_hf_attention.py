@@ -54,6 +54,7 @@ CAUSAL = {
         "attention_chunk_size": 4,
         "no_rope_layers": [1, 0],
     },
+    "gemma3_text": {**GROUPED, "head_dim": 8, "sliding_window": 4},
     "deepseek_v3": {
         **SMALL,
         "num_key_value_heads": 4,
@@ -72,12 +73,12 @@ CAUSAL = {
 }
 
 
-def sharpened(model: Any) -> Any:
+def sharpened(model: Any, std: float = 0.5) -> Any:
     """Weights of the size at which attention looks somewhere, not everywhere alike."""
     torch.manual_seed(3)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "emb" not in name and "wte" not in name:
-            torch.nn.init.normal_(parameter, std=0.5)
+            torch.nn.init.normal_(parameter, std=std)
         if name.endswith("sinks"):
             torch.nn.init.normal_(parameter)
     return model.eval()

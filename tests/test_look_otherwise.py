@@ -255,6 +255,7 @@ def test_the_command_line_takes_pictures_and_speech(monkeypatch, capsys, tmp_pat
         (("--image", coffee, "--audio", sentence), "--image and --audio were given"),
         (("--image", coffee, "a text"), "A text and --image were given"),
         (("--audio", sentence, "--generate", "3"), "--generate and --audio were given"),
+        (("--image", coffee, "--by", "near"), "--by and --image were given"),
         (("--audio", sentence, "--token", "keys"), "--audio and --token were given"),
         (("--image", sentence), "is no picture that can be read"),
         (("--audio", coffee), "cannot be read as WAV"),

@@ -5,10 +5,7 @@ Each is measured beside what chance or another head gives on the same input.
 
 from __future__ import annotations
 
-import json
 import re
-from importlib.metadata import distribution
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +15,9 @@ from eyeline import models, watch
 from eyeline.looking.alignment import aligned
 from eyeline.looking.pictures import look_at
 from eyeline.looking.sounds import attention, crossed, listen
+from tests.real import DATA, SMILES, rxnmapper
 
 pytestmark = pytest.mark.slow
-
-DATA = Path(__file__).parent / "data"
-
 
 # --- rxnmapper: an atom of the product looks at the same atom of the reactants -----------------
 
@@ -38,30 +33,6 @@ REACTIONS = (
     "CC(C)(C)OC(=O)OC(=O)OC(C)(C)C.NCc1ccccc1>>CC(C)(C)OC(=O)NCc1ccccc1",
     "BrCc1ccccc1.OCC(F)(F)F>>FC(F)(F)COCc1ccccc1",
 )
-SMILES = re.compile(r"\[[^\]]+]|Br?|Cl?|[NOSPFIbcnops()=#.+\\/:~@?*$-]|>>?|%[0-9]{2}|[0-9]")
-
-
-def rxnmapper():
-    """The ALBERT of rxnmapper and its vocabulary; its pickle is read with weights_only."""
-    from transformers import AlbertConfig
-    from transformers.models.albert.modeling_albert import AlbertModel
-
-    place = "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k"
-    folder = Path(str(distribution("rxnmapper").locate_file(place)))
-    state = torch.load(folder / "pytorch_model.bin", weights_only=True, map_location="cpu")
-    body = {
-        name.removeprefix("albert."): weight
-        for name, weight in state.items()
-        if name.startswith("albert.")
-    }
-    config = AlbertConfig.from_dict(json.loads((folder / "config.json").read_text()))
-    model, report = AlbertModel.from_pretrained(
-        None, config=config, state_dict=body, output_loading_info=True
-    )
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    words = (folder / "vocab.txt").read_text().splitlines()
-    return model.eval(), {word: index for index, word in enumerate(words)}
 
 
 def element(token: str) -> str | None:

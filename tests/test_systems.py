@@ -23,7 +23,7 @@ import translation
 pytestmark = pytest.mark.slow
 
 CAUSAL = eyeline.causal()
-GPT_STEPS, BERT_STEPS, DATE_STEPS = 120, 200, 250  # of the short trainings
+GPT_STEPS, COPYING_STEPS, BERT_STEPS, DATE_STEPS = 120, 800, 200, 250  # of the short trainings
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,12 @@ def one_thread():
 def trained_gpt(one_thread):
     model = gpt.new()
     return model, gpt.fit(model, GPT_STEPS, CAUSAL)
+
+
+@pytest.fixture(scope="module")
+def copying_gpt(one_thread):
+    model = gpt.new()
+    return model, gpt.fit_copying(model, COPYING_STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +64,19 @@ def mean(losses):
 
 
 class TestText:
-    def test_no_paragraph_is_in_both_parts(self):
-        training, held_out = textdata.split()
-        assert 0.05 < len(held_out) / len(training + held_out) < 0.2
-        there = set(map(textdata.words, training.split("\n\n")))
-        long = [textdata.words(p) for p in held_out.split("\n\n") if len(p) >= textdata.QUOTED]
-        assert len(long) > 50
-        assert not there.intersection(long)
+    def test_no_paragraph_is_in_two_parts(self):
+        parts = textdata.split()
+        paragraphs = [[textdata.words(p) for p in part.split("\n\n")] for part in parts]
+        long = [{p for p in found if len(p) >= textdata.QUOTED} for found in paragraphs]
+        assert min(map(len, long)) > 50
+        for i, j in ((0, 1), (0, 2), (1, 2)):
+            assert not long[i] & long[j]
+        shares = [len(part) / sum(map(len, parts)) for part in parts]
+        assert 0.05 < shares[1] < 0.2
+        assert 0.05 < shares[2] < 0.2
 
     def test_characters_and_numbers_are_one_to_one(self):
-        text = textdata.split()[1][:500]
+        text = textdata.split().held_out[:500]
         assert textdata.decode(textdata.encode(text)) == text
 
     @pytest.mark.parametrize("n", [1, 3, 5])
@@ -89,7 +98,7 @@ class TestText:
         assert model.guess("b") == "a"
 
     def test_longer_contexts_tell_more(self):
-        text = textdata.split()[1][:5000]
+        text = textdata.split().held_out[:5000]
         bits = [textdata.ngram(n).bits(text) for n in (1, 2, 3, 4)]
         assert bits == sorted(bits, reverse=True)
         alone, after = textdata.xz_bits()
@@ -103,10 +112,12 @@ class TestSameOnSDPA:
         "curve",
         [
             lambda sdpa: gpt.fit(gpt.new(sdpa), 5, CAUSAL),
+            lambda sdpa: gpt.fit(gpt.new(sdpa), 5, CAUSAL, copies=2),
+            lambda sdpa: gpt.fit_copying(gpt.new(sdpa), 5),
             lambda sdpa: bert.fit(bert.new(sdpa), 5),
             lambda sdpa: translation.fit(translation.new(sdpa), 5),
         ],
-        ids=["gpt", "bert", "translation"],
+        ids=["gpt", "gpt with copies", "gpt copying", "bert", "translation"],
     )
     def test_first_losses(self, one_thread, curve):
         ours, theirs = curve(False), curve(True)
@@ -124,8 +135,8 @@ class TestSameOnSDPA:
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
         ids = torch.zeros(1, 4, dtype=torch.int64)
         _, seen = gpt.new(sdpa=True)(ids, CAUSAL)
-        assert len(calls) == len(seen) == 4
-        assert seen == [None] * 4
+        assert len(calls) == len(seen) == 2
+        assert seen == [None] * 2
 
 
 class TestGPT:
@@ -134,7 +145,7 @@ class TestGPT:
         untrained = gpt.bits(gpt.new(), 4_000)
         found = gpt.bits(model, 4_000)
         assert untrained > 6
-        assert found < textdata.ngram(2).bits(textdata.split()[1][:4_000])
+        assert found < textdata.ngram(2).bits(textdata.split().held_out[:4_000])
         assert mean(losses[-20:]) < 0.6 * mean(losses[:20])
 
     def test_the_cache_changes_nothing(self, trained_gpt):
@@ -165,12 +176,43 @@ class TestGPT:
         one, two = (row - row[0] for row in rows)
         torch.testing.assert_close(two, one * layers[0].head_dim ** 0.5, rtol=1e-3, atol=1e-3)
 
-    def test_a_head_that_looks_one_back(self, trained_gpt):
-        before = gpt.heads(gpt.new())[0].max()
-        previous, followed = gpt.heads(trained_gpt[0])
-        assert previous.shape == followed.shape == (4, 4)
-        assert before < 0.1
-        assert previous.max() > 0.3
+    def test_heads_that_look_one_back(self, trained_gpt, copying_gpt):
+        before = gpt.previous(gpt.new())
+        assert before.shape == (2, 2)
+        assert before.max() < 0.1
+        assert gpt.previous(trained_gpt[0]).max() > 0.2
+        first_layer = gpt.previous(copying_gpt[0])[0]  # an induction head needs one below it
+        assert first_layer.max() > 0.2
+
+    def test_induction_heads(self, copying_gpt):
+        """They look at what followed, wherever that was; nothing looks there without a repeat."""
+        model, losses = copying_gpt
+        assert mean(losses[-20:]) < 0.6 * mean(losses[:20])
+        assert gpt.followed(gpt.new(), size=32).max() < 0.1
+        assert gpt.followed(model, size=32, again=False).max() < 0.1
+        first, second = gpt.followed(model, size=32).amax(-1)
+        assert first < 0.1
+        assert second > 0.4
+
+    def test_what_induction_heads_are_for(self, copying_gpt, trained_gpt):
+        assert gpt.copied(copying_gpt[0], size=32) > 0.6
+        assert gpt.copied(copying_gpt[0], size=32, again=False) < 0.1
+        assert gpt.copied(trained_gpt[0], size=32) < 0.1  # text alone did not bring them
+
+    @pytest.mark.parametrize("size", [32, 128])
+    def test_what_comes_twice(self, size):
+        ids, some, back = gpt.twice(20, torch.Generator().manual_seed(0), size)
+        assert ids.shape == (20, size)
+        for row, distance in zip(ids, back):
+            assert torch.equal(row[-some:], row[-some - distance : size - distance])
+            assert len(row.unique()) == size - some
+        assert len(set(back)) > 5  # so a fixed distance back is of no use
+
+    def test_repeated_characters(self):
+        ids = gpt.repeated(33, 50, torch.Generator().manual_seed(0), shortest=3, longest=16)
+        periods = [next(p for p in range(1, 33) if torch.equal(row[p:], row[:-p])) for row in ids]
+        assert set(periods) <= set(range(3, 17))
+        assert len(set(periods)) > 8
 
 
 class TestBERT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from eyeline.errors import ArgumentError, ModelError
 from eyeline.seen import watch
 from tests.test_watch import Largest, checkpointing
 from tests.test_watch_names import T5, made
-from tests.tiny import FAMILIES, GROUPED, SIZES, inputs, rows, run, same, tiny
+from tests.tiny import FAMILIES, GROUPED, SIZES, close, eager, inputs, rows, run, same, tiny
 
 DEEPSEEK = {
     **GROUPED,
@@ -125,10 +126,10 @@ def test_dropout_in_training_is_honoured():
         found.append(whole.transpose(1, 2).flatten(2))
         return torch.stack(found)
 
-    *drawn, expected = outputs(400)
+    *drawn, expected = outputs(225)
     assert not torch.equal(drawn[0], drawn[1])
     mean, spread = torch.stack(drawn).mean(0), torch.stack(drawn).std(0)
-    assert bool(((mean - expected).abs() <= 5 * spread / 20 + 1e-6).all())
+    assert bool(((mean - expected).abs() <= 5 * spread / 15 + 1e-6).all())
     model.eval()
     with watch(model, kernel="eyeline") as seen:
         first = run(model, **arguments)
@@ -143,3 +144,41 @@ def test_checkpoints_are_refused_where_the_kernel_is_replaced():
         gradients(model, kernel="eyeline")
     model.eval()
     assert gradients(model, kernel="eyeline")
+
+
+# ---- where the model writes, or computes with eyeline anyway -------------------------------------
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_generate_is_one_text(family, cache):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        family, **{**SIZES[family], "initializer_range": 0.5}
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    chosen = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": [], "pad_token_id": 0}
+    chosen |= {} if cache is None else {"cache_implementation": cache}
+    arguments = inputs("left")
+    before = model.generate(**arguments, **chosen)
+    with torch.no_grad(), watch(model) as own:
+        model.generate(**arguments, **chosen)
+    with torch.no_grad(), watch(model, kernel="eyeline") as seen:
+        during = model.generate(**arguments, **chosen)
+    assert torch.equal(before, during)
+    real = torch.nn.functional.pad(arguments["attention_mask"].bool(), (0, 7), value=True)
+    for weights, expected in zip(seen, own, strict=True):
+        assert weights.shape[-2:] == (17, 17)
+        assert close(weights, expected.to_dense(), real[:, None]) < 1e-5
+
+
+def test_a_model_that_is_set_to_eyeline_is_watched():
+    model, arguments = tiny("gemma2"), inputs("left")
+    import_module("eyeline.integrations.huggingface")
+    model.set_attn_implementation("eyeline")
+    before = run(model, **arguments)
+    with watch(model) as seen:
+        during = run(model, **arguments)
+    assert same(before, during)
+    for weights, dense in zip(seen, eager(model, **arguments).attentions, strict=True):
+        assert close(weights, dense, rows(arguments)) < 1e-5

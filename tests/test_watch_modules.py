@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from eyeline import integrations
 from eyeline.errors import ModelError
+from eyeline.integrations import changing
+from eyeline.layers import SelfAttention
 from eyeline.seen import watch
 from tests.torch_models import (
     GPT,
@@ -241,6 +247,28 @@ def test_exceptions_leave_nothing_behind():
         watched(model, torch.randn(2, 6, 16))
 
 
+def test_interruptions_leave_nothing_behind():
+    model, x = encoder(), torch.randn(2, 6, 16)
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place in (model.layers[0].norm1, model.layers[1].linear2):
+        hook = place.register_forward_hook(stop)
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad), pytest.raises(KeyboardInterrupt), watch(model):
+                model(x)
+        hook.remove()
+    assert _get_current_dispatch_mode_stack() == []
+    assert not integrations._Heard._listening
+    assert not changing._active
+    for name, module in model.named_modules():
+        assert {k: v for k, v in vars(module).items() if v is not before[name].get(k)} == {}
+    with torch.no_grad():
+        watched(model, x)
+
+
 def test_an_exception_that_the_model_catches():
     class Catching(nn.Module):
         def __init__(self) -> None:
@@ -318,6 +346,46 @@ def test_attention_by_hand_is_named():
     assert [missing.name for missing in seen.missing] == ["unseen.h.0.attn"]
     with torch.no_grad(), pytest.raises(ModelError, match="code of its own"):
         watched(GPT().by_hand(), ids())
+
+
+def test_models_of_transformers_that_call_torch_themselves():
+    config = transformers.FalconConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False
+    )
+    torch.manual_seed(0)
+    model = transformers.FalconModel(config).eval()
+    with torch.no_grad():
+        before = model(ids()).last_hidden_state
+        with watch(model) as seen:
+            assert torch.equal(before, model(ids()).last_hidden_state)
+    config = copy.deepcopy(config)
+    config._attn_implementation = "eager"
+    other = transformers.FalconModel(config).eval()
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        expected = other(ids(), output_attentions=True).attentions
+    assert seen.names == ("h.0.self_attention", "h.1.self_attention")
+    for weights, dense in zip(seen, expected, strict=True):
+        assert apart(weights, dense) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_traced_modules_are_named():
+    model, text = sharp(GPT()), ids()
+    with torch.no_grad():
+        part = model.h[1]["attn"]
+        model.h[1]["attn"] = torch.jit.trace(part, torch.randn(2, 10, 32))
+        with watch(model) as seen:
+            model(text)
+    assert seen.names == ("h.0.attn",)
+    assert [missing.name for missing in seen.missing] == ["h.1.attn"]
+
+
+def test_layers_of_eyeline_say_what_to_do():
+    layer = SelfAttention(16)
+    with pytest.raises(ModelError, match="returns its weights itself"), watch(layer):
+        layer(torch.randn(2, 6, 16))
 
 
 @pytest.mark.filterwarnings("ignore:.*jit.script.*:DeprecationWarning")

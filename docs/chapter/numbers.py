@@ -144,6 +144,7 @@ def _sizes() -> Named:
     figure = torch.tensor(summing.FIGURE)
     large = torch.tensor([1000.0, 1001.0, 1002.0])
     naive = large.exp() / large.exp().sum()
+    larger = torch.tensor([900.0, 902.0, 903.0])
     return {
         "n": str(n),
         "d": str(d),
@@ -184,6 +185,8 @@ def _sizes() -> Named:
         "large.naive": row(naive),
         "large.right": row(large.softmax(-1)),
         "large.lse": f"{large.logsumexp(-1).item():.4f}",
+        "larger": " ".join(f"{s:g}" for s in larger.tolist()),
+        "larger.right": row(larger.softmax(-1)),
         "ln.two": f"{math.log(2):.4f}",
         "unknown": str(d + 3),
         "free": str(d + 2),

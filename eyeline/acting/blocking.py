@@ -85,17 +85,14 @@ class _Blocked:
     ) -> None:
         self.heads, self.edges, self.masks = heads, edges, masks
         self.last: Call | None = None
-        self.layer = -1
-        self.most = 0  # layers that a forward had
-        self.layers: dict[str, int] = {}
+        self.layers: dict[str, int] = {}  # in the order in which they ran first
         self.places: dict[int, _Standing] = {}
         self.first_query = 0
         self.unseen: tuple[Missing, ...] = ()
 
     def start(self) -> None:
         """A forward begins."""
-        self.last, self.layer = None, -1
-        self.layers.clear()
+        self.last = None
 
     def missed(self, unseen: tuple[Missing, ...]) -> None:
         """Attention that ran and could not be reached."""
@@ -118,14 +115,13 @@ class _Blocked:
 
     def check(self) -> None:
         """Raise where something that was named was never there."""
-        if not self.most:
+        if not self.layers:
             raise ModelError(_nothing(self.unseen))
         named = {*self.heads, *self.edges.layers, *(n for n in self.masks if n is not None)}
-        absent = sorted(layer for layer in named if layer >= self.most)
+        most = len(self.layers)
+        absent = sorted(layer for layer in named if layer >= most)
         if absent:
-            raise ModelError(
-                f"block(): there is no layer {absent[0]}: layers 0 to {self.most - 1} ran."
-            )
+            raise ModelError(f"block(): there is no layer {absent[0]}: layers 0 to {most - 1} ran.")
         if unmet := self.edges.unmet():
             raise ArgumentError(
                 f"block(edges=...): no text had the tokens {unmet[0]}: numbers count from 0, and "
@@ -141,17 +137,15 @@ class _Blocked:
                     " again: switch checkpointing off."
                 )
             return self.layers[made.name]
+        layer = self.layers.setdefault(made.name, len(self.layers))
         if self.last is None or made.q is not self.last.q or made.k is not self.last.k:
             self.last = made
-            self.layer += 1
-            self.layers.setdefault(made.name, self.layer)
-            self.most = max(self.most, self.layer + 1)
-            self.places[self.layer] = self._standing(made)
-        return self.layer
+            self.places[layer] = self._standing(made, layer)
+        return layer
 
-    def _standing(self, made: Call) -> _Standing:
+    def _standing(self, made: Call, layer: int) -> _Standing:
         """Where this call's queries and keys stand in the whole text."""
-        before = self.places.get(self.layer)
+        before = self.places.get(layer)
         if made.kind == "cross":  # its queries are those of the layer before
             return _Standing(self.first_query, 0, 0)
         place = _Standing.of(made, before)
@@ -246,6 +240,8 @@ def _nothing(unseen: tuple[Missing, ...]) -> str:
     reasons = [f"{missing.name}: {missing.reason}" for missing in unseen] or [
         "The model was not called inside of the block, or not this very object.",
         "It ran in another thread than the block.",
+        "It calls flash_attn, xformers or FlexAttention, or computes attention by hand or in a"
+        " compiled, traced or scripted form.",
     ]
     return "block() has met no attention. Possible reasons:\n" + "\n".join(
         f"  - {reason}" for reason in reasons

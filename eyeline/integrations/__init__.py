@@ -176,7 +176,7 @@ class _Heard:
     def missed(self, teller: str, missing: tuple[Missing, ...]) -> None:
         self._told[teller] = missing
         found: dict[str, Missing] = {}
-        for told in self._told.values():
+        for _, told in sorted(self._told.items()):  # the interface knows what models returned
             for one in told:
                 if not self._heard(one.name):
                     found.setdefault(one.name, one)

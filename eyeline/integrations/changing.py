@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +22,8 @@ Finish = Callable[[Tensor], Tensor]
 Change = Callable[["Call", "Call"], tuple["Call", Finish | None]]
 """(the call as the model made it, as changed so far) → (the call to compute, what is done to out).
 
-The second very call where nothing is to be computed otherwise; None where out stays as it is.
+The name of the first is that in the model which changes. Given back are the second very call where
+nothing is to be computed otherwise, and None where out stays as it is.
 """
 
 
@@ -53,8 +54,9 @@ def changed(model: torch.nn.Module, call: Call) -> tuple[Call, Finish | None]:
     now: Call = call
     finishes: list[Finish] = []
     for one in _active:
-        if _covers(one.model, model, call.name):
-            now, finish = one.change(call, now)
+        name = _name_in(one.model, model, call.name)
+        if name is not None:
+            now, finish = one.change(replace(call, name=name), now)
             if finish is not None:
                 finishes.append(finish)
     return now, _one_after_another(finishes) if finishes else None
@@ -69,9 +71,22 @@ def _one_after_another(finishes: list[Finish]) -> Finish:
     return finished
 
 
-def _covers(changing: torch.nn.Module, model: torch.nn.Module, name: str) -> bool:
-    """Whether a module of `model`, by its name there, is part of the model that changes."""
-    if any(module is model for module in changing.modules()):
-        return True
-    paths = (path for path, module in model.named_modules() if module is changing)
-    return any(name == path or name.startswith((f"{path}.", f"{path}#")) for path in paths)
+def _name_in(changing: torch.nn.Module, model: torch.nn.Module, name: str) -> str | None:
+    """The name in the model that changes of a call by its name in `model`; None outside of it.
+
+    A call of the model itself, which has no path in it, is named by its class.
+    """
+    if changing is model:
+        return name
+    path, mark, number = name.partition("#")
+    for above, module in changing.named_modules():
+        if module is model:
+            inner = "" if path == type(model).__name__ else path
+            return ".".join(filter(None, (above, inner))) + mark + number
+    for above, module in model.named_modules():
+        if module is changing:
+            if path == above:
+                return type(changing).__name__ + mark + number
+            if path.startswith(f"{above}."):
+                return path[len(above) + 1 :] + mark + number
+    return None

@@ -27,24 +27,25 @@ class Rules:
 
     def __init__(self) -> None:
         self._rules: Any = WeakIdKeyDictionary()
-        self._skipped: dict[tuple[int, int], Told] = {}
+        self._skipped: dict[tuple[int, int], dict[bool, Told]] = {}
         self._strided: list[tuple[Tensor, Told]] = []  # generate() may lay them out anew
 
     def note(self, mask: Any, arguments: dict[str, Any]) -> None:
-        if isinstance(mask, RuleMask):
-            self._rules[mask] = mask._told
-        elif isinstance(mask, Tensor):
+        if isinstance(mask, Tensor) and not isinstance(mask, RuleMask):
             self._rules[mask] = rule = told(arguments)
             if not mask.is_contiguous():
                 self._strided.append((mask, rule))
         elif mask is None:
             rule = skipped(arguments)
-            self._skipped[rule.sizes] = rule
+            causally = not arguments.get("allow_is_bidirectional_skip", False)
+            self._skipped.setdefault(rule.sizes, {})[causally] = rule
 
     def of(self, mask: Any, query: Tensor, key: Tensor) -> Told | None:
         sizes = (query.shape[-2], key.shape[-2])
         if mask is None:
-            return self._skipped.get(sizes)
+            # a decoder may have as many keys as the encoder that it looks at
+            found = self._skipped.get(sizes, {})
+            return found.get(True, found.get(False))
         rule = self._known(mask) if isinstance(mask, Tensor) else None
         if rule is None or rule.sizes != sizes:
             return None  # the model cut the mask since
@@ -56,13 +57,14 @@ class Rules:
         self._strided.clear()
 
     def _known(self, mask: Tensor) -> Told | None:
+        if isinstance(mask, RuleMask):
+            return mask._told
         rule: Told | None = self._rules.get(mask)
-        if rule is None and not isinstance(mask, RuleMask):
-            for other, told_of_it in self._strided:
-                if (other.shape, other.dtype) == (mask.shape, mask.dtype):
-                    if torch.equal(other, mask):
-                        self._rules[mask] = rule = told_of_it
-                        break
+        if rule is None:
+            for other, found in self._strided:
+                if other.dtype == mask.dtype and torch.equal(other, mask):
+                    self._rules[mask] = rule = found
+                    break
         return rule
 
 
@@ -101,7 +103,7 @@ def call_of(
         bias=kwargs.get("position_bias"),
         scale=kwargs.get("scaling"),
         softcap=kwargs.get("softcap") if eager else None,
-        sinks=kwargs.get("s_aux") if eager else None,
+        sinks=_settled(kwargs.get("s_aux")) if eager else None,
         real=None if rule is None or crossing else rule.real,
         dropout=dropout if module.training or not eager else 0.0,
         place=None if rule is None or crossing else rule.place,
@@ -115,6 +117,11 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def _settled(parameter: Tensor | None) -> Tensor | None:
+    """Without grad mode the weights of a call carry no gradient later either."""
+    return parameter if parameter is None or torch.is_grad_enabled() else parameter.detach()
 
 
 @cache

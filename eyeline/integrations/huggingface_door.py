@@ -129,6 +129,8 @@ class _Door:
         return False
 
     def begin(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            _refuse_compiled()
         if _computing_again():
             return
         self.ran.clear()
@@ -164,6 +166,8 @@ class _Door:
             *args: Any,
             **kwargs: Any,
         ) -> Any:
+            if torch.compiler.is_compiling():
+                _refuse_compiled()
             function = function_of(module, original)
 
             def run() -> Any:
@@ -182,6 +186,8 @@ class _Door:
             return self.hand(original, module, (query, key, value), attention_mask, kwargs, run)
 
         def make_mask(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                _refuse_compiled()
             if self.only_rules and not args:
                 return huggingface_attention.make_mask(**kwargs)
             mask = ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **kwargs)
@@ -195,6 +201,8 @@ class _Door:
             AttentionMaskInterface.register(name, make_mask)
 
     def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            _refuse_compiled()
         self.ran.enter(module, args, kwargs)
         self.cache = kwargs.get("cache", kwargs.get("past_key_values"))  # the older name
 
@@ -244,6 +252,21 @@ _AGAIN = (
     " computes it again without that.\nTurn gradient checkpointing off first, or watch with the"
     " model's own kernel."
 )
+
+
+_COMPILED = (
+    "watch() and block() look into calls that a compiler makes one with the rest, and this model is"
+    ' called by compiled code.\nWrite `with torch.compiler.set_stance("force_eager"):` around it,'
+    " or call the model that was given to torch.compile."
+)
+
+
+def _refuse() -> None:
+    raise ModelError(_COMPILED)
+
+
+# the compiler leaves what it compiles here and calls this, at run time
+_refuse_compiled: Callable[[], None] = torch.compiler.disable(_refuse, reason=_COMPILED)
 
 
 def _computing_again() -> bool:

@@ -108,7 +108,14 @@ def _making(function: _Function) -> tuple[Any, ...]:
     """How a mask function was built: equal for two that were built alike."""
     name, held = _made_by(function), _held(function)
     inner = held.get("mask_functions", ())
-    return (name, held.get("sliding_window"), *(_making(part) for part in inner))
+    blocks = held.get("block_sequence_ids")  # a step may be given those of its own token only
+    listed = None if blocks is None else blocks.clamp(min=-1).add(1).to_sparse().indices()
+    return (
+        name,
+        held.get("sliding_window"),
+        None if listed is None else str(listed.tolist()),
+        *(_making(part) for part in inner),
+    )
 
 
 def _told(arguments: dict[str, Any]) -> Told:
@@ -207,6 +214,12 @@ def _grouped(name: str, held: dict[str, Any], place: _Place) -> Mask:
         query_at = torch.arange(place.q_length, device=padded.device) + place.q_offset
         size = held["chunk_size"]
         return documents((key_at - padded) // size, (query_at - padded) // size)
+    if name == "blockwise_overlay":
+        ids = held["block_sequence_ids"]
+        last = max(place.q_offset + place.q_length, place.kv_offset + place.kv_length)
+        ids = pad(ids, (0, max(last - ids.shape[-1], 0)), value=-1)
+        of_queries = place.queries(ids)  # below 0 are those outside of any block
+        return documents(place.keys(ids), of_queries.where(of_queries >= 0, -2))
     raise _Untold(name)
 
 

@@ -84,7 +84,7 @@ class _Interceptor:
         self.attention = {id(module) for module in _attention_modules(model)}
         self.depth = 0
         self.called: set[str] = set()
-        self.ran: dict[str, None] = {}
+        self.ran: dict[str, nn.Module] = {}
 
     def enter(self, module: nn.Module) -> None:
         if module is self.model:
@@ -94,7 +94,7 @@ class _Interceptor:
                 self.ran.clear()
                 self.start()
         if id(module) in self.attention:
-            self.ran[self.paths[id(module)]] = None
+            self.ran[self.paths[id(module)]] = module
 
     def leave(self, module: nn.Module) -> None:
         if module is self.model:
@@ -113,11 +113,17 @@ class _Interceptor:
         """Tell of the attention modules that ran without anything of theirs being seen."""
         self.missed(
             tuple(
-                Missing(path, "It computes attention with code of its own, or in a compiled form.")
-                for path in self.ran
+                Missing(path, _why(module))
+                for path, module in self.ran.items()
                 if not any(one == path or one.startswith(f"{path}.") for one in self.called)
             )
         )
+
+
+def _why(module: nn.Module) -> str:
+    if type(module).__module__.startswith("eyeline."):
+        return "It calls eyeline.attention, which returns its weights itself."
+    return "It computes attention with code of its own, or in a compiled form."
 
 
 @dataclass
@@ -181,7 +187,9 @@ class _Shared:
         if getattr(_here, "shared", None) is not self:
             return
         # A forward that was left without its hook being called stands above it.
-        while any(entry.module is module for entry in self.running):
+        while self.running and (
+            self.running[-1].module is module or any(e.module is module for e in self.running)
+        ):
             entry = self.running.pop()
             for one in self.interceptors:
                 one.leave(entry.module)
@@ -203,7 +211,7 @@ class _Shared:
 
     def _steps_aside(self, module: nn.Module) -> bool:
         """Whether this forward asks for function modes, and ours is the only one there is."""
-        if module.training or type(module).forward not in _PAUSED_BY:
+        if module.training or getattr(type(module), "forward", None) not in _PAUSED_BY:
             return False
         if any(p.device.type != "cpu" for p in module.parameters()):
             return False  # the fused operators of other devices are not known from inside
@@ -256,22 +264,26 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self.shared = shared
         self.inside: Multihead | None = None
+        self.known: dict[Any, Callable[[Any, Any, dict[str, Any]], Any]] = {
+            F.scaled_dot_product_attention: self._attend,
+            F.multi_head_attention_forward: self._multihead,
+            torch.bmm: self._product,
+            torch.baddbmm: self._product,
+            **dict.fromkeys(_BACKWARD, self._backward),
+        }
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return self._attend(func, args, kwargs)
-        if func is F.multi_head_attention_forward:
-            return self._multihead(func, args, kwargs)
-        if func in _BACKWARD:
-            # With the mode on: gradient checkpointing runs a forward again in there.
-            with self:
-                return _body(func)(*args, **kwargs)
-        if self.inside is not None and func in (torch.bmm, torch.baddbmm):
-            return self._product(self.inside, func, args, kwargs)
-        return func(*args, **kwargs)
+        known = self.known.get(func)
+        if known is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return known(func, args, kwargs or {})
+
+    def _backward(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Goes backward with the mode on: gradient checkpointing runs a forward again in there."""
+        with self:
+            return _body(func)(*args, **kwargs)
 
     def _attend(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         def run() -> Tensor:
@@ -307,8 +319,11 @@ class _Mode(TorchFunctionMode):
         finally:
             self.inside = before
 
-    def _product(self, multihead: Multihead, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _product(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The two products of the path that returns weights: scores, then output."""
+        multihead = self.inside
+        if multihead is None:
+            return func(*args, **kwargs)
         if multihead.scored is None:
             multihead.scored = args
             return func(*args, **kwargs)
@@ -401,7 +416,8 @@ def _attention_modules(model: nn.Module) -> list[nn.Module]:
     """The innermost modules that are called attention, whatever computes it there."""
 
     def named(module: nn.Module) -> bool:
-        return "attention" in type(module).__name__.lower()
+        own = getattr(module, "original_name", type(module).__name__)  # of a traced one
+        return "attention" in str(own).lower()
 
     return [
         module

@@ -113,7 +113,12 @@ class Ran:
 
     def missing(self) -> tuple[Missing, ...]:
         """The attention that ran and called nothing of ours, and the layers that have none."""
-        unheard = [path for path in self.kinds if path not in self.called]
+        # a part of an attention that was heard of, as its norm may be, is no attention of its own
+        unheard = [
+            path
+            for path in self.kinds
+            if path not in self.called and not any(_within(path, one) for one in self.called)
+        ]
         ran = frozenset((*self.called, *self.kinds))
         if ran not in self._without:
             self._without[ran] = self._layers_without(ran)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,13 +33,14 @@ class Given:
     scale: float | None = None
     enable_gqa: bool = False
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of what the function returns: [..., Tq, Dv]."""
         leads = [tuple(t.shape[:-2]) for t in (self.query, self.key, self.value)]
         if self.enable_gqa:  # more heads of queries than of keys
             leads[1:] = [(*lead[:-1], 1) for lead in leads[1:]]
-        lead = torch.broadcast_shapes(*leads)
+        alike = leads[0] == leads[1] == leads[2]
+        lead = leads[0] if alike else tuple(torch.broadcast_shapes(*leads))
         return (*lead, self.query.shape[-2], self.value.shape[-1])
 
 

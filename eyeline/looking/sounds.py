@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import ArgumentError
-from eyeline.glossary import language
+from eyeline.glossary import Phrases, language
 from eyeline.looking.alignment import aligned
 from eyeline.models import LoadedModel, Sound, Transcript, load, read_sound, transcribe
-from eyeline.models.sounds import FRAME
+from eyeline.models.sounds import FRAME, LONGEST, RATE
 from eyeline.seen import Seen, watch
 
 CELLS = 50  # a map has so many columns, however long the sound
@@ -135,7 +135,7 @@ def listen(
         ),
         values=tuple(map(tuple, sums[: len(words), edges].diff().tolist())),
         beyond=tuple((1 - sums[: len(words), frames]).clamp(min=0).tolist()),
-        notes=read.notes,
+        notes=tuple(_notes(read, Phrases(language(lang)))),
         seconds=time.perf_counter() - started,
     )
 
@@ -173,6 +173,16 @@ def _heads(
         return tuple((int(a), int(b)) for a, b in config.alignment_heads)
     layers = range(len(cross)) if layer is None else [layer]
     return tuple((a, b) for a in layers for b in (range(count) if head is None else [head]))
+
+
+def _notes(sound: Sound, say: Phrases) -> Iterator[str]:
+    """What was changed in reading the file, a sentence each."""
+    if sound.channels > 1:
+        yield say("sound channels", channels=sound.channels)
+    if sound.whole is not None and sound.whole > LONGEST:
+        yield say("sound cut", whole=f"{sound.whole:.0f}", longest=LONGEST)
+    if sound.rate != RATE:
+        yield say("sound rate", before=sound.rate, after=RATE)
 
 
 def _words(heard: Transcript) -> tuple[tuple[str, ...], list[tuple[int, int]]]:

@@ -81,7 +81,7 @@ def read_picture(
     image = _opened(source)
     width, height = image.size
     columns, rows = (max(1, round(longest * side / max(width, height))) for side in image.size)
-    scaled = image.convert("RGB").resize((columns * PATCH, rows * PATCH), _bicubic())
+    scaled = _opaque(image).resize((columns * PATCH, rows * PATCH), _bicubic())
     return Picture(scaled, rows, columns, (width, height))
 
 
@@ -144,6 +144,16 @@ def _opened(source: str | os.PathLike[str] | Image.Image) -> Image.Image:
         raise ModelError(
             f"{os.fspath(source)} is no picture that can be read: {error}.\nSave it as PNG or JPEG."
         ) from error
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """In three colours; what can be seen through lies on white."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    ground = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
 
 
 def _bicubic() -> Any:

@@ -27,11 +27,13 @@ _BYTES = 2  # of a sample: 16 bits
 class Sound:
     """Mono sound, float32 [n] from -1 to 1, 16 000 samples a second, 30 s at most.
 
-    `notes` says, a sentence each, what was changed in reading it.
+    `rate` and `channels` are those of the file it was read from, `whole` the seconds in it.
     """
 
     samples: np.ndarray[Any, np.dtype[np.float32]]
-    notes: tuple[str, ...] = ()
+    rate: int = RATE
+    channels: int = 1
+    whole: float | None = None
 
     def __repr__(self) -> str:
         return f"Sound({self.seconds:.2f} s)"
@@ -69,8 +71,8 @@ def read_sound(path: str | os.PathLike[str]) -> Sound:
     """Sound from a WAV file of 16-bit PCM, of any rate and number of channels.
 
     Channels are averaged, another rate is brought to 16 000 samples a second (exactly, for sound
-    that repeats: the spectrum is cut or padded), and what is after 30 s is left out; `notes` says
-    which of these was done. Raises ModelError where the file is not there or is another kind.
+    that repeats: the spectrum is cut or padded), and what is after 30 s is left out. Raises
+    ModelError where the file is not there or is another kind.
     """
     name = os.fspath(path)
     try:
@@ -89,17 +91,11 @@ def read_sound(path: str | os.PathLike[str]) -> Sound:
     samples = np.frombuffer(raw[:whole], "<i2").reshape(-1, form.nchannels).mean(1) / 32768
     if not len(samples):
         raise ModelError(f"{name} holds no sound: it has 0 samples.")
-    notes = []
-    if form.nchannels > 1:
-        notes.append(f"Its {form.nchannels} channels were averaged.")
-    if len(samples) > LONGEST * form.framerate:
-        seconds = len(samples) / form.framerate
-        notes.append(f"It is {seconds:.0f} s long; the first {LONGEST} s were taken.")
-        samples = samples[: LONGEST * form.framerate]
+    taken = samples[: LONGEST * form.framerate]
     if form.framerate != RATE:
-        notes.append(f"Its {form.framerate} samples a second were brought to {RATE}.")
-        samples = _resampled(samples, round(len(samples) * RATE / form.framerate))
-    return Sound(samples.astype(np.float32), tuple(notes))
+        taken = _resampled(taken, round(len(taken) * RATE / form.framerate))
+    seconds = len(samples) / form.framerate
+    return Sound(taken.astype(np.float32), form.framerate, form.nchannels, seconds)
 
 
 def transcribe(loaded: LoadedModel, sound: Sound) -> Transcript:

@@ -306,7 +306,8 @@ def _sight(places: Sequence[tuple[int, Place]], span: Span, device: torch.device
 
 def _bias_after(layer: _Layer, call: Call) -> Any:
     """The bias of all steps: nothing, or a vector over distances, as T5's is."""
-    before, now = layer.call.bias, call.bias
+    before: Any = layer.call.bias
+    now: Any = call.bias
     if now is None and before is None:
         return None
     if not layer.grows:

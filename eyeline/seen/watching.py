@@ -25,6 +25,8 @@ _NOTHING = (
     "It was called through another object than the one that is watched (a compiled or traced"
     " copy, a deepcopy, another process).",
     "It ran in another thread than the block.",
+    "It calls flash_attn, xformers or FlexAttention, or computes attention by hand or in a traced"
+    " or scripted module.",
 )
 
 
@@ -34,11 +36,13 @@ def watch(
     """Look into the attention of a model while it runs; what it computes does not change by a bit.
 
     Takes models of Hugging Face transformers (5.18 or newer) in eager or SDPA attention, also
-    inside another module. Each call of `model` starts afresh, so after several only the last is
-    kept; a `generate` keeps its last step. `values=True` keeps v too. With `kernel="eyeline"` the
-    outputs are computed by `eyeline.attention` in place of the model's own kernel: nothing of size
-    Tq x Tk is formed, and the numbers differ by rounding. What was touched is restored when the
-    block ends, also by an exception.
+    inside another module, and any code that calls torch's own attention:
+    `F.scaled_dot_product_attention`, nn.MultiheadAttention, nn.Transformer. Each call of `model`
+    starts afresh, so after several only the last is kept; a `generate` is one text, a row for each
+    token. `values=True` keeps v too. With `kernel="eyeline"` the outputs are computed by
+    `eyeline.attention` in place of the model's own kernel: nothing of size Tq x Tk is formed, and
+    the numbers differ by rounding. What was touched is restored when the block ends, also by an
+    exception.
 
     Raises ModelError for models that cannot be looked into, and at the end of a block in which
     nothing was seen. What ran and was not seen stands in `seen.missing`.
