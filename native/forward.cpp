@@ -17,7 +17,7 @@ struct Cut {
   Cut(const Table& table, const Problem& problem, int threads)
       : table(table), problem(problem), rows(problem.Tq * problem.group()) {
     // Long parts share packed keys among many rows; several parts per thread keep all busy.
-    constexpr int64_t parts_per_thread = 6, fewest_rows = 48;
+    constexpr int64_t parts_per_thread = 4, fewest_rows = 48;
     const int64_t heads = problem.N * problem.Hk;
     each = table.part_rows;
     while (each > fewest_rows && threads > 1 &&

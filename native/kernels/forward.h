@@ -9,7 +9,7 @@ using eyeline::Part;
 using eyeline::Watch;
 
 constexpr int GROUP = 16;           // strips whose scores are held at once
-constexpr int STRIPS = 64;          // strips of a part: they share packed keys and values
+constexpr int STRIPS = 128;         // strips of a part: they share packed keys and values
 constexpr int PART_ROWS = STRIPS * R;
 
 // A part on its way. Everything the loops touch, in one piece of memory.
@@ -31,12 +31,15 @@ struct Forward {
   Span* span;      // [strips]
   uint8_t* seen;   // [R, KEYS] of one strip
 
+  static int64_t most_rows(const Problem& p) {
+    return smaller(PART_ROWS, round_up(p.Tq * p.group(), R));
+  }
+
   static int64_t bytes(const Problem& p) {
-    const int64_t Dv = round_up(p.Dv, C);
-    const int64_t floats = PART_ROWS * p.D + KEYS * p.D + KEYS * Dv + GROUP * R * KEYS +
-                           PART_ROWS * Dv;
-    return floats * 4 + PART_ROWS * static_cast<int64_t>(sizeof(Softmax) + sizeof(Row)) +
-           STRIPS * static_cast<int64_t>(sizeof(Span)) + R * KEYS + 16 * 64;
+    const int64_t Dv = round_up(p.Dv, C), rows = most_rows(p), held = smaller(rows, GROUP * R);
+    const int64_t floats = rows * p.D + KEYS * p.D + KEYS * Dv + held * KEYS + rows * Dv;
+    return floats * 4 + rows * static_cast<int64_t>(sizeof(Softmax) + sizeof(Row)) +
+           rows / R * static_cast<int64_t>(sizeof(Span)) + R * KEYS + 16 * 64;
   }
 
   Forward(const Problem& p, const Part& part, char* memory)
@@ -44,14 +47,15 @@ struct Forward {
     plain = p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
     factor = plain ? p.scale * log2e : 1.0f;
     Dv = round_up(p.Dv, C);
-    q = take<float>(memory, PART_ROWS * p.D);
+    const int64_t rows = most_rows(p);
+    q = take<float>(memory, rows * p.D);
     k = take<float>(memory, KEYS * p.D);
     v = take<float>(memory, KEYS * Dv);
-    s = take<float>(memory, GROUP * R * KEYS);
-    out = take<float>(memory, PART_ROWS * Dv);
-    row_sum = take<Softmax>(memory, PART_ROWS);
-    row = take<Row>(memory, PART_ROWS);
-    span = take<Span>(memory, STRIPS);
+    s = take<float>(memory, smaller(rows, GROUP * R) * KEYS);
+    out = take<float>(memory, rows * Dv);
+    row_sum = take<Softmax>(memory, rows);
+    row = take<Row>(memory, rows);
+    span = take<Span>(memory, rows / R);
     seen = take<uint8_t>(memory, R * KEYS);
   }
 
@@ -113,6 +117,7 @@ struct Forward {
     const Span sp = span[strip];
     const int lo = sp.lo / C * C, hi = static_cast<int>(round_up(sp.hi, C)), rows = rows_of(strip);
     const Row* here = row + strip * R;
+    float top[R];
     if (sp.sight == Sight::some) look(p.visible, part.n, here, rows, first, width, seen);
     for (int r = 0; r < rows; ++r) {
       float* line = scores + r * KEYS;
@@ -123,7 +128,11 @@ struct Forward {
         for (int j = lo; j < sp.lo; ++j) line[j] = -infinity;
         for (int j = sp.hi; j < hi; ++j) line[j] = -infinity;
       }
-      decay[r] = row_sum[strip * R + r].add(line, lo, hi, factor);
+      top[r] = Softmax::largest_of(line, lo, hi, factor);
+    }
+    for (int r = 0; r < rows; ++r) {
+      float* line = scores + r * KEYS;
+      decay[r] = row_sum[strip * R + r].add(line, lo, hi, factor, top[r]);
       if (p.dropout.here) drop(p, part.n, here[r], first, sp.lo, sp.hi, line);
     }
   }

@@ -9,7 +9,7 @@ using eyeline::Problem;
 using eyeline::View;
 using eyeline::Visible;
 
-constexpr int KEYS = 256;  // keys of a block
+constexpr int KEYS = 512;  // keys of a block
 
 enum class Sight { none, some, all };
 

@@ -45,16 +45,27 @@ inline F shuffle(F a, F b, I index) {
 #endif
 }
 
+// Lanes j and j ^ s change places.
+template <int s>
+inline F across(F v) {
+  I index;
+  for (int j = 0; j < W; ++j) index[j] = j ^ s;
+  return shuffle(v, v, index);
+}
+
 inline float sum(F v) {
-  float total = 0.0f;
-  for (int i = 0; i < W; ++i) total += v[i];
-  return total;
+  if constexpr (W > 8) v += across<W / 2>(v);
+  if constexpr (W > 4) v += across<4 % W>(v);
+  v += across<2>(v);
+  v += across<1>(v);
+  return v[0];
 }
 
 inline float largest(F v) {
-  float most = -infinity;
-  for (int i = 0; i < W; ++i) most = v[i] > most ? v[i] : most;
-  return most;
+  if constexpr (W > 8) v = max(v, across<W / 2>(v));
+  if constexpr (W > 4) v = max(v, across<4 % W>(v));
+  v = max(v, across<2>(v));
+  return max(v, across<1>(v))[0];
 }
 
 // Step s of a transpose: entries (i, j + s) and (i + s, j) change places, for i and j without bit s.

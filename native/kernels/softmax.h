@@ -19,13 +19,11 @@ struct Softmax {
     if (m != -infinity) l = exp2(m - m);
   }
 
-  // Scores s[lo..hi) · factor become 2^(s - m), all sums so far are to be multiplied by what comes
-  // back. lo and hi are multiples of W.
-  float add(float* s, int lo, int hi, float factor) {
-    F top = splat(-infinity);
-    for (int j = lo; j < hi; j += W) top = max(load(s + j), top);
-    const float before = m, block = largest(top) * factor;
-    m = block > m ? block : m;
+  // Scores s[lo..hi) · factor, `top` the largest of them, become 2^(s - m); all sums so far are to
+  // be multiplied by what comes back. lo and hi are multiples of W.
+  float add(float* s, int lo, int hi, float factor, float top) {
+    const float before = m;
+    m = top > m ? top : m;
     const float shift = m == -infinity ? 0.0f : m;
     F total{};
     for (int j = lo; j < hi; j += W) {
@@ -36,6 +34,12 @@ struct Softmax {
     const float decay = exp2(before - shift);
     l = l * decay + sum(total);
     return decay;
+  }
+
+  static float largest_of(const float* s, int lo, int hi, float factor) {
+    F top = splat(-infinity);
+    for (int j = lo; j < hi; j += W) top = max(load(s + j), top);
+    return largest(top) * factor;
   }
 
   float lse() const {
