@@ -71,17 +71,18 @@ def test_a_double_is_refused_when_the_backend_is_named():
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("rule", ["causal", "table", "only", "bias"])
-def test_hidden_never_moves_a_bit(cpu, value, where, rule):
+@pytest.mark.parametrize("Tq", [5, 300])
+def test_hidden_never_moves_a_bit(cpu, value, where, rule, Tq):
     """In float32: rows that may not see a bad key are the same to the last bit."""
-    T, bad = 300, 40
-    q, k, v = inputs(T, D=20, Dv=24)
+    Tk, bad = 300, 40
+    q, k, v = inputs(Tq, Tk, D=70, Dv=75)
     visible = {
-        "causal": torch.ones(T, T).tril().bool(),
-        "table": torch.rand(T, T) < 0.5,
-        "only": (torch.arange(T) != bad).expand(T, T),
-        "bias": torch.rand(T, T) < 0.5,
+        "causal": torch.ones(Tq, Tk).tril(bad - 2).bool(),
+        "table": torch.rand(Tq, Tk) < 0.5,
+        "only": (torch.arange(Tk) != bad).expand(Tq, Tk),
+        "bias": torch.rand(Tq, Tk) < 0.5,
     }[rule]
-    rules = {"causal": eyeline.causal(), "only": masks.only(torch.arange(T) != bad)}
+    rules = {"causal": eyeline.causal(bad - 2), "only": masks.only(torch.arange(Tk) != bad)}
     options = {"mask": rules.get(rule, visible)}
     if rule == "bias":
         options = {"bias": torch.where(visible, 0.25, -torch.inf)}

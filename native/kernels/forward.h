@@ -1,5 +1,6 @@
 // out = softmax(q kᵀ) v of some rows of one key head, keys block by block.
 #pragma once
+#include "direct.h"
 #include "pack.h"
 #include "softmax.h"
 
@@ -18,10 +19,11 @@ struct Forward {
   Part part;
   int strips;
   bool plain;      // scores need a factor > 0 and nothing else
+  bool direct;     // few rows, whose keys and values are not packed
   float factor;    // from q·k to a base-2 logit where plain, else 1
   int64_t Dv;      // rounded up to whole tiles
 
-  float* q;        // [strips, D, R]
+  float* q;        // [strips, D, R]; direct: [strips, R, D]
   float* k;        // [KEYS / C, D, C]
   float* v;        // [Dv / C, KEYS, C]
   float* s;        // [GROUP, R, KEYS] scores, then weights
@@ -45,6 +47,7 @@ struct Forward {
   Forward(const Problem& p, const Part& part, char* memory)
       : p(p), part(part), strips(static_cast<int>((part.stop - part.start + R - 1) / R)) {
     plain = p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
+    direct = p.Tq * p.group() <= DIRECT_ROWS && p.k.stride[3] == 1 && p.v.stride[3] == 1;
     factor = plain ? p.scale * log2e : 1.0f;
     Dv = round_up(p.Dv, C);
     const int64_t rows = most_rows(p);
@@ -78,8 +81,12 @@ struct Forward {
       row[at] = {part.head * group + r % group, r / group};
       row_sum[at].start(p, part.n, row[at]);
     }
-    for (int i = 0; i < strips; ++i)
-      pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * p.D);
+    if (direct)
+      for (int64_t r = 0; r < part.stop - part.start; ++r)
+        read_line(p.q.at<const T>(part.n, row[r].h, row[r].i), p.q.stride[3], p.D, q + r * p.D);
+    else
+      for (int i = 0; i < strips; ++i)
+        pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * p.D);
     std::memset(out, 0, static_cast<size_t>(strips * R * Dv * 4));
   }
 
@@ -171,10 +178,35 @@ struct Forward {
       }
   }
 
+  // A strip over keys and values where they lie.
+  template <class T, int rows>
+  void add_direct(int strip, int64_t first, int width) {
+    const Span sp = span[strip];
+    float decay[R], *sums = out + strip * R * Dv;
+    direct_scores<T, rows>(p, part.n, part.head, first, sp.lo, sp.hi, q + strip * R * p.D, s);
+    weigh(strip, first, width, s, decay);
+    int64_t d = direct_values<T, rows>(p.v.at<const T>(part.n, part.head, first), p.v.stride[2],
+                                       p.Dv, sp.lo, sp.hi, s, decay, sums, Dv);
+    for (; d < p.Dv; ++d)
+      for (int r = 0; r < rows; ++r) {
+        float& total = sums[r * Dv + d];
+        total = direct_column<T>(p, part.n, part.head, row[strip * R + r], first, sp.lo, sp.hi, d,
+                                 s + r * KEYS, total * decay[r]);
+      }
+  }
+
   template <class T>
   void add_block(int64_t first, int width) {
     const Span any = look_at(first, width);
     if (any.sight == Sight::none) return;
+    if (direct) {
+      for (int i = 0; i < strips; ++i)
+        if (span[i].sight != Sight::none)
+          with_rows(rows_of(i), [&](auto rows) {
+            add_direct<T, decltype(rows)::value>(i, first, width);
+          });
+      return;
+    }
     for (int c = any.lo / C; c * C < any.hi; ++c) {
       const int count = static_cast<int>(smaller(width - c * C, C));
       pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * p.D);
