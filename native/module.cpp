@@ -87,6 +87,14 @@ void run_forward(const std::string& name, int threads, int number,
   if (!done) throw std::bad_alloc();
 }
 
+double multiply_adds(const std::string& name, int64_t rounds) {
+  const Table* chosen = table(name.c_str());
+  if (!chosen) throw nb::value_error(("no table " + name).c_str());
+  nb::gil_scoped_release release;
+  float result;
+  return chosen->multiply_adds(rounds, &result);
+}
+
 std::vector<std::string> names() {
   int count = 0;
   const Table* const* all = tables(&count);
@@ -99,6 +107,7 @@ std::vector<std::string> names() {
 
 NB_MODULE(_native, m) {
   m.def("tables", names);
+  m.def("multiply_adds", multiply_adds, nb::arg("table"), nb::arg("rounds"));
   m.def("poison", poison, nb::arg("on"));
   m.def("forward", run_forward, nb::arg("table"), nb::arg("threads"), nb::arg("number"),
         nb::arg("sizes"), nb::arg("main"), nb::arg("lse"), nb::arg("scale"), nb::arg("softcap"),

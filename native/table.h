@@ -9,6 +9,7 @@ struct Table {
   int64_t part_rows;                                   // rows that a part may have at most
   int64_t (*memory)(const Problem& problem);           // bytes that a thread needs
   void (*forward)(const Problem& problem, const Part& part, char* memory, const Watch& watch);
+  double (*multiply_adds)(int64_t rounds, float* result);  // the processor's limit, for benchmarks
 };
 
 // The tables that this processor can run, the best one first; `count` says how many.

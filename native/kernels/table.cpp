@@ -4,6 +4,7 @@
 
 #include "../table.h"
 #include "forward.h"
+#include "peak.h"
 
 #define EYELINE_JOIN(a, b) a##b
 #define EYELINE_SYMBOL(name) EYELINE_JOIN(eyeline_table_, name)
@@ -13,5 +14,5 @@
 extern "C" {
 extern const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE);
 const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE) = {
-    EYELINE_TEXT(EYELINE_TABLE), PART_ROWS, Forward::bytes, forward};
+    EYELINE_TEXT(EYELINE_TABLE), PART_ROWS, Forward::bytes, forward, multiply_adds};
 }
