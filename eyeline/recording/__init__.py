@@ -104,7 +104,7 @@ def save(seen: Seen, path: str | os.PathLike[str], *, model: str | None = None) 
 
     It holds q and k of every layer (v too where they were kept), the sums of each row, the masks as
     rules, biases, tokens, the model's name, versions, and a small heat map of each head; for
-    SmolLM2 and 1000 tokens 100 MB. The sums take one pass over the weights, so saving takes about
+    SmolLM2 and 1000 tokens 97 MB. The sums take one pass over the weights, so saving takes about
     as long as one reading of all layers. A text's tokens are in it: the file can be read by its
     owner alone. RecordingError where it cannot be written.
 
