@@ -207,6 +207,18 @@ def test_inference_mode_and_values():
     assert float((seen.values(1) - single.values(1)).abs().max()) < 1e-4
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_eyelines_kernel_follows_a_generate_too(cache):
+    model, prompt = causal_model("mistral", "sdpa"), inputs("left")
+    more = told(eos_token_id=None, cache_implementation=cache)
+    with watch(model, kernel="eyeline") as seen:
+        given = model.generate(**prompt, **more)
+    assert torch.equal(given, model.generate(**prompt, **more))
+    expected, real = whole(model, given, prompt)
+    equal(seen, expected, real)
+    assert seen.kernel == "eyeline"
+
+
 @pytest.mark.parametrize(
     ("more", "what"),
     [({"num_beams": 2}, "beam search"), ({"prompt_lookup_num_tokens": 2}, "assisted decoding")],
