@@ -130,7 +130,7 @@ class _Blocked:
 
     def _layer_of(self, made: Call) -> int:
         """The number of a call's layer. Several may ask for one call, one after the other."""
-        if torch._C._current_graph_task_id() != -1:  # gradient checkpointing computes it again
+        if integrations.recomputing():
             if f"{made.name}#2" in self.layers or made.name not in self.layers:
                 raise ModelError(
                     f"block() cannot tell which run of {made.name} gradient checkpointing computes"

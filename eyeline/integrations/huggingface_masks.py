@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import masking_utils
 
-from eyeline.integrations.huggingface_runs import coded
+from eyeline.integrations.evaluated_masks import coded
 from eyeline.masks import Mask, causal, documents, only, window
 from eyeline.seen.place import Place, Sight, Span
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eyeline import biases, masks
 from eyeline.errors import ModelError
-from eyeline.integrations import searches
+from eyeline.integrations import huggingface_generate
 from eyeline.masks import Mask
 from eyeline.seen.call import Call, Missing
 from eyeline.seen.keeping import kept
@@ -48,14 +48,14 @@ class Steps:
 
     def start(self) -> None:
         """A forward pass begins."""
-        if (search := searches.search()) is not None:
+        if (search := huggingface_generate.search()) is not None:
             raise ModelError(
                 f"watch() follows a generate that writes one text, and this one runs {search},"
                 " which tries several and drops most.\nSet num_beams=1 and no assistant, prompt"
                 f" lookup or penalty_alpha, or watch what came out. {_INSTEAD}"
             )
         self._running = self._undecided = True
-        self._continuing, self._stage = False, searches.stage()
+        self._continuing, self._stage = False, huggingface_generate.stage()
 
     def add(self, call: Call) -> None:
         """An attention was called."""
