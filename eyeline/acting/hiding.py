@@ -12,6 +12,7 @@ import torch
 
 from eyeline.errors import ArgumentError
 from eyeline.masks import Mask, intervals
+from eyeline.seen.place import Span
 from eyeline.tokens import Tokens
 
 Pairs = set[tuple[int, int]]  # (query, key), in tokens of the whole text
@@ -89,28 +90,26 @@ class Edges:
         self,
         pairs: dict[int | None, Pairs],
         heads: int,
-        sizes: tuple[int, int],
-        first: tuple[int, int],
+        span: Span,
         device: torch.device,
     ) -> Mask | None:
-        """The mask that lets all be seen but these pairs; None where no pair is in reach.
-
-        `sizes` is (Tq, Tk), `first` where the first query and the first key stand in the text.
-        """
+        """The mask of a span that lets all be seen but these pairs; None where it has none."""
         local: dict[int | None, list[tuple[int, int]]] = {}
         for head, some in pairs.items():
             for query, key in some:
-                i, j = query - first[0], key - first[1]
-                if 0 <= i < sizes[0] and 0 <= j < sizes[1]:
+                i, j = query - span.query, key - span.key
+                if 0 <= i < span.queries and 0 <= j < span.keys:
                     local.setdefault(head, []).append((i, j))
                     self.met.add((query, key))
         if not local:
             return None
         of_all = local.pop(None, [])
         if not local:
-            starts, stops = _around(of_all, sizes)
+            starts, stops = _around(of_all, span.queries, span.keys)
         else:
-            each = [_around(of_all + local.get(h, []), sizes) for h in range(heads)]
+            each = [
+                _around(of_all + local.get(h, []), span.queries, span.keys) for h in range(heads)
+            ]
             widest = max(start.shape[-1] for start, _ in each)
             starts, stops = (
                 torch.stack([torch.nn.functional.pad(t, (0, widest - t.shape[-1])) for t in ends])[
@@ -122,10 +121,9 @@ class Edges:
 
 
 def _around(
-    pairs: Iterable[tuple[int, int]], sizes: tuple[int, int]
+    pairs: Iterable[tuple[int, int]], Tq: int, Tk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The ranges of keys [Tq, n] between the hidden ones of each row."""
-    Tq, Tk = sizes
     hidden: dict[int, set[int]] = defaultdict(set)
     for i, j in pairs:
         hidden[i].add(j)
@@ -155,7 +153,6 @@ class _Words:
             tokens = tokens.pieces
         for place, piece in enumerate(tokens or ()):
             self.pieces[piece].append([place])
-        self.count = None if tokens is None else len(tokens)
 
     def pairs(self, edges: Any) -> Pairs:
         """(query, key) for each pair of words or numbers."""

@@ -280,8 +280,7 @@ def _plainly(query: int) -> Place:
     """A place in a text where nothing but causality hides anything."""
 
     def sight(span: Span) -> Sight:
-        offset = span.query - span.key
-        return Sight(masks.causal(None if offset == span.keys - span.queries else offset), None)
+        return Sight(masks.causal(span.offset), None)
 
     return Place(query, 0, sight, "plain", plain=True)
 
@@ -297,9 +296,7 @@ def _sight(places: Sequence[tuple[int, Place]], span: Span, device: torch.device
     for sight, start, stop in zip(found, starts, [*starts[1:], span.queries], strict=True):
         inside = (rows >= start) & (rows < stop)
         part = masks.intervals(torch.zeros_like(rows), inside * span.keys)
-        if sight.mask is not None:
-            rule = sight.mask
-            part = part & (masks.from_tensor(rule) if isinstance(rule, Tensor) else rule)
+        part = masks.both(part, sight.mask)
         union = part if union is None else union | part
     return Sight(union, found[-1].real)
 

@@ -19,6 +19,23 @@ class Span(NamedTuple):
     key: int
     keys: int
 
+    @property
+    def offset(self) -> int | None:
+        """The position of the first query among the keys, as masks take it.
+
+        None where the last query stands at the last key, which they take for granted.
+        """
+        first = self.query - self.key
+        return None if first == self.keys - self.queries else first
+
+    def of_queries(self, vector: Tensor) -> Tensor:
+        """The part of a vector over all tokens [..., T] that is of the queries."""
+        return vector[..., self.query : self.query + self.queries]
+
+    def of_keys(self, vector: Tensor) -> Tensor:
+        """The part of a vector over all tokens [..., T] that is of the keys."""
+        return vector[..., self.key : self.key + self.keys]
+
 
 class Sight(NamedTuple):
     """Who may be seen in a span: a rule, bool bits, or None for everything.
