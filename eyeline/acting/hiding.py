@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +11,12 @@ import torch
 
 from eyeline.errors import ArgumentError
 from eyeline.masks import Mask, intervals
+from eyeline.seen import names
 from eyeline.seen.place import Span
 from eyeline.tokens import Tokens
 
 Pairs = set[tuple[int, int]]  # (query, key), in tokens of the whole text
 
-_HEAD = re.compile(r"L(\d+)H(\d+)")
-_PLACE = re.compile(r"L(\d+)(?:H(\d+))?")
 _SHOWN = 8  # words that an error lists
 
 
@@ -26,30 +24,27 @@ def heads_of(heads: Iterable[Any] | str) -> dict[int, set[int]]:
     """The heads named "L13H8" or (13, 8), by layer."""
     found: dict[int, set[int]] = defaultdict(set)
     for one in [heads] if isinstance(heads, str) else heads:
-        if isinstance(one, str) and (named := _HEAD.fullmatch(one)):
-            layer, head = (int(number) for number in named.groups())
-        elif isinstance(one, tuple) and len(one) == 2 and all(_is_place(n) for n in one):
-            layer, head = one
-        else:
+        numbers = isinstance(one, tuple) and len(one) == 2 and all(_is_number(n) for n in one)
+        named = one if isinstance(one, tuple) and numbers else names.parsed(one)
+        if named is None or named[1] is None:
             raise ArgumentError(
                 f"block(heads=...): a head is named like 'L13H8', layer 13 head 8, and got {one!r}."
             )
-        found[layer].add(head)
+        found[named[0]].add(named[1])
     return dict(found)
 
 
 def layer_of(key: Any) -> tuple[int, int | None]:
     """(layer, head) of "L3H1", (layer, None) of "L3"."""
-    named = _PLACE.fullmatch(key) if isinstance(key, str) else None
+    named = names.parsed(key)
     if named is None:
         raise ArgumentError(
             f"block(): 'L3' names layer 3 and 'L3H1' its head 1, and got {key!r} for one."
         )
-    layer, head = named.groups()
-    return int(layer), None if head is None else int(head)
+    return named
 
 
-def _is_place(number: Any) -> bool:
+def _is_number(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 

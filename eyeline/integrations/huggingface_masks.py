@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from transformers import masking_utils
 
 from eyeline.integrations.evaluated_masks import coded
+from eyeline.integrations.torch_calls import causal_from_first
 from eyeline.masks import Mask, both, causal, documents, only, window
 from eyeline.seen.place import Place, Sight, Span
 
@@ -54,6 +55,15 @@ def skipped(arguments: dict[str, Any]) -> Told:
         arguments = {**arguments, "mask_function": masking_utils.causal_mask_function}
     found = _told({**arguments, "attention_mask": None})
     return replace(found, place=_standing({**arguments, "attention_mask": None}, plain=True))
+
+
+def flagged(module: torch.nn.Module, flag: bool | None, Tq: int, Tk: int) -> Mask | None:
+    """What torch's SDPA lets through without a mask: causal by a flag, or else the module's own.
+
+    A single query sees everything.
+    """
+    wanted = getattr(module, "is_causal", True) if flag is None else flag
+    return causal_from_first(Tq, Tk) if wanted and Tq > 1 else None
 
 
 def bits(arguments: dict[str, Any]) -> Tensor:

@@ -151,8 +151,8 @@ def _compact(value: Any) -> str:
 class Container:
     """A file that is open for reading: its description, and its tensors as views of the mapping.
 
-    A tensor costs no memory before its numbers are used. `checked` compares its checksum first,
-    once, and raises RecordingError where it differs.
+    A tensor costs no memory before its numbers are used. `check` compares them with its checksum,
+    once, and raises RecordingError where they differ.
     """
 
     def __init__(self, path: Path) -> None:
