@@ -140,7 +140,10 @@ def _masked(
     mask = mask[..., : key.shape[-2]]
     if isinstance(mask, RuleMask):
         return mask.visible, None
-    return (mask, None) if mask.dtype == torch.bool else (None, mask)
+    if mask.dtype == torch.bool and original == "sdpa":
+        return mask, None
+    # eager attention adds what it is given, 1 where that is True
+    return None, mask if mask.is_floating_point() else mask.to(query.dtype)
 
 
 def function_of(module: torch.nn.Module, original: str) -> Callable[..., Any]:

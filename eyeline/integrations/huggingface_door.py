@@ -38,6 +38,7 @@ OLDEST = (5, 18)
 _names = (f"eyeline_watch_{number}" for number in itertools.count())
 _taken: dict[str, str] = {}  # each name of ours that is in use → the implementation under it
 _open: list[_Door] = []  # in any order: the one that began last need not end first
+_spent: set[str] = set()  # names of ours that nobody uses any more
 _changing = threading.RLock()  # held while names are put in place or taken back
 _COMPARES = r"_attn_implementation\s*(?:==|!=|not in|in)[^\n]*[\"']{}[\"']"
 
@@ -122,14 +123,16 @@ class _Door:
             _taken[name] = under.get(original, original)
         for door in _open:
             door.before = [under.get(before, before) for before in door.before]
-        for name in self.names:  # there is no public way to take a name back
+        _spent.update(self.names)
+        while _spent and not _open:  # another thread may have read one, to look it up next
+            name = _spent.pop()  # there is no public way to take a name back
             AttentionInterface._global_mapping.pop(name, None)
             AttentionMaskInterface._global_mapping.pop(name, None)
 
     def claim(self, *_: Any) -> None:
         """Put a name of ours over every implementation that has none on top or under others."""
         with _changing:
-            for config in self.configs:
+            for config in self.configs if self in _open else ():
                 original = config._attn_implementation
                 if not self.covers(original):
                     # The public setter would spread one name over configurations that differ.
@@ -152,6 +155,10 @@ class _Door:
                 return True
             implementation = _taken[implementation]
         return False
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy of the model would keep our hooks, and a name that is no longer there."""
+        raise ModelError(_COPIED)
 
     def begin(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
@@ -203,7 +210,7 @@ class _Door:
                 finally:
                     inside.reset(token)
 
-            if id(module) not in self.ran.paths:
+            if id(module) not in self.ran.paths or self not in _open:
                 return run()
             if recomputing():
                 if self.replaced:
@@ -284,6 +291,12 @@ _AGAIN = (
     "The model's attention was replaced (kernel='eyeline', or a block), and gradient checkpointing"
     " computes it again without that.\nTurn gradient checkpointing off first, or watch with the"
     " model's own kernel."
+)
+
+
+_COPIED = (
+    "The model is watched or blocked, and so would be its copy, when the block has long ended.\n"
+    "Copy or pickle it outside of the block; save_pretrained and state_dict work inside too."
 )
 
 

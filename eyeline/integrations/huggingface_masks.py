@@ -75,6 +75,12 @@ def bits(arguments: dict[str, Any]) -> Tensor:
 
 def _standing(arguments: dict[str, Any], *, plain: bool) -> Place:
     """Where queries and keys stand, and the same rule over other spans of the text."""
+    padding = arguments.get("attention_mask")
+    if padding is not None and padding.ndim == 2:
+        padding = padding.to(torch.bool, copy=True)  # whoever made it may write into it again
+        arguments = {**arguments, "attention_mask": padding}
+    else:
+        padding = None
 
     def sight(span: Span) -> Sight:
         moved = {
@@ -89,7 +95,7 @@ def _standing(arguments: dict[str, Any], *, plain: bool) -> Place:
 
     first = int(arguments.get("q_offset", 0)), int(arguments.get("kv_offset", 0))
     making = _making(arguments.get("mask_function", masking_utils.causal_mask_function))
-    return Place(*first, sight, making, plain)
+    return Place(*first, sight, making, plain, padding)
 
 
 def _making(function: _Function) -> tuple[Any, ...]:

@@ -38,6 +38,7 @@ class Steps:
         self._seen, self._values = seen, values
         self._layers: dict[str, _Layer] = {}
         self._written: list[bool] = []  # per row of the text: whether the model wrote the token
+        self._prompt = 0  # how many tokens a `generate` was given
         self._before: list[Call] = []  # of parts that ran alone, as an encoder before the decoder
         self._running = False  # inside of a forward pass
         self._undecided = True  # no call of this pass has come yet
@@ -51,8 +52,8 @@ class Steps:
         if (search := huggingface_generate.search()) is not None:
             raise ModelError(
                 f"watch() follows a generate that writes one text, and this one runs {search},"
-                " which tries several and drops most.\nSet num_beams=1 and no assistant, prompt"
-                f" lookup or penalty_alpha, or watch what came out. {_INSTEAD}"
+                " which reads others beside it.\nSet num_beams=1 and no assistant, prompt lookup,"
+                f" penalty_alpha or guidance_scale, or watch what came out. {_INSTEAD}"
             )
         self._running = self._undecided = True
         self._continuing, self._stage = False, huggingface_generate.stage()
@@ -121,11 +122,7 @@ class Steps:
             return False
         same = layer.recalls(call, place)
         if not same and call.place is not None:
-            raise ModelError(
-                f"The keys in the cache of {call.name} are not those that were seen: the cache was"
-                " reordered, as beam search does, quantised or changed by hand, so these steps are"
-                f" no single text.\n{_INSTEAD}"
-            )
+            raise _other_keys(call.name)
         return same
 
     def _new(self, call: Call) -> None:
@@ -145,9 +142,13 @@ class Steps:
             return
         count = texts[-1].end - texts[-1].first[0]
         added = self._step if self._continuing else count
+        if self._stage == "prompt":
+            self._prompt = count
         written = self._continuing and added == 1 and self._stage != "prompt"
         before = [*self._written[: count - added], *[False] * (count - added)][: count - added]
         self._written = before + [written] * added
+        if self._stage == "writing" and not self._continuing:  # without a cache all is read again
+            self._written = [at >= self._prompt for at in range(count)]
         if self._stage is not None or any(self._written):
             device = texts[-1].call.q.device
             self._seen.generated = torch.tensor(self._written, device=device)
@@ -188,8 +189,10 @@ class _Layer:
         """Whether the newest key that a call found in its cache is the last one that was seen."""
         held = self.rows["k"].tensor if self.rows else self.call.k
         at = place.query - 1 - place.key
-        if held.shape[:2] != call.k.shape[:2] or not 0 <= at < call.k.shape[-2]:
+        if held.shape[:2] != call.k.shape[:2] or at >= call.k.shape[-2]:
             return False
+        if at < 0:  # it was let go of, and no query of this step looks at it
+            return True
         return torch.equal(held[..., -1, :], call.k[..., at, :])
 
     def follow(self, call: Call) -> bool:
@@ -197,6 +200,8 @@ class _Layer:
         place = self.place_of(call) if self.grows else None
         if self.grows and (place is None or place.query != self.end):
             return False
+        if place is not None and not self.recalls(call, place):
+            raise _other_keys(call.name)
         if not self.grows and call.k.shape != self.call.k.shape:
             return False
         bias = _bias_after(self, call)
@@ -249,7 +254,7 @@ class _Layer:
         if not self.places:
             self.places.append((self.first[0], _plainly(self.first[0])))
         start, last = self.places[-1]
-        if last.plain or last.making == place.making:
+        if place.goes_on(last):
             self.places[-1] = (start, place)
         else:
             self.places.append((place.query, place))
@@ -342,6 +347,14 @@ def _one_row(before: Call, now: Call, name: str) -> Any:
     if len(tensors) == 1 or any(not torch.equal(t, row.expand_as(t)) for t in tensors):
         raise _no_rule(now.name, "mask")
     return row
+
+
+def _other_keys(name: str) -> ModelError:
+    return ModelError(
+        f"The keys in the cache of {name} are not those that were seen: the cache is of another"
+        " text, or was reordered, as beam search does, quantised or changed by hand, so these steps"
+        f" are no single text.\n{_INSTEAD}"
+    )
 
 
 def _no_rule(name: str, what: str) -> ModelError:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from eyeline.masks import Mask
 
@@ -53,7 +55,8 @@ class Place:
 
     `sight` gives the mask over any span of the text by the rule of this call's mask. `making` is
     equal where two rules are made alike; `plain` says that nothing but causality hid anything here,
-    so that the rule of a later step is as good.
+    so that the rule of a later step is as good. `padding` bool [B, T] has False for the tokens of
+    the text so far that are padding, None where none is.
     """
 
     query: int
@@ -61,3 +64,21 @@ class Place:
     sight: Callable[[Span], Sight]
     making: Any = None
     plain: bool = False
+    padding: Tensor | None = None
+
+    def goes_on(self, before: Place) -> bool:
+        """Whether the rule here is also that of the steps before, which had other tokens yet."""
+        if not before.plain and before.making != self.making:
+            return False
+        then, now = (_until(place.padding, self.query) for place in (before, self))
+        if then is None or now is None:
+            return then is now
+        return torch.equal(then, now)
+
+
+def _until(padding: Tensor | None, count: int) -> Tensor | None:
+    """What of the first tokens is padding; None where none of them is."""
+    if padding is None:
+        return None
+    first = pad(padding[:, :count], (0, max(count - padding.shape[-1], 0)))
+    return None if bool(first.all()) else first
