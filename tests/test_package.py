@@ -45,7 +45,6 @@ ORDER = [
     "looking",
     "lesson",
     "views",
-    "given",
     "cli",
     "__main__",
 ]
