@@ -22,7 +22,7 @@ _IN_A_FILE = "save the text as UTF-8 in a file, and name that with --file"
 def text_of(text: str | None, file: Path | None) -> tuple[str, str]:
     """The text, and how it was named on the command line."""
     from eyeline.looking.data import DEFAULT_TEXT
-    from eyeline.views.terminal import named, quoted
+    from eyeline.views.commands import named, quoted
 
     if file is not None and text is not None:
         raise EyelineError("A text and --file were given: give one of them.")

@@ -51,7 +51,7 @@ def program() -> str:
 
 def _typed(path: str, name: str) -> str:
     """The name where typing it finds this very file, else its path."""
-    from eyeline.views.terminal import quoted
+    from eyeline.views.commands import quoted
 
     found = shutil.which(name)
     if found is not None and Path(found).resolve() == Path(path).resolve():
