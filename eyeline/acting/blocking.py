@@ -12,11 +12,10 @@ from torch import Tensor
 
 from eyeline import integrations
 from eyeline.acting.hiding import Edges, heads_of, layer_of
+from eyeline.calls import Call, Missing, Place, Sight, Span
 from eyeline.errors import ArgumentError, ModelError
 from eyeline.integrations import Finish
 from eyeline.masks import Mask, both, from_tensor
-from eyeline.seen import Call, Missing
-from eyeline.seen.place import Place, Sight, Span
 from eyeline.tokens import Tokens
 
 

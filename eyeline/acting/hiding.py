@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from eyeline.calls import Span
 from eyeline.errors import ArgumentError
 from eyeline.masks import Mask, intervals
 from eyeline.seen import names
-from eyeline.seen.place import Span
 from eyeline.tokens import Tokens
 
 Pairs = set[tuple[int, int]]  # (query, key), in tokens of the whole text

@@ -14,22 +14,20 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from eyeline.calls import Call, Missing
 from eyeline.errors import ModelError
 from eyeline.integrations import changing
 from eyeline.integrations.changing import Change, Finish
 from eyeline.integrations.paths import within
 
-if TYPE_CHECKING:  # seen stands on this module
-    from eyeline.seen.call import Call, Missing
-
 __all__ = ["Change", "Finish", "Handle", "changed", "inside", "intercepted", "recomputing"]
 
-Handle = Callable[["Call", Callable[[], Tensor]], Tensor]
+Handle = Callable[[Call, Callable[[], Tensor]], Tensor]
 """What is handed each call and the model's own kernel, and gives the output."""
 
 inside: ContextVar[bool] = ContextVar("inside", default=False)

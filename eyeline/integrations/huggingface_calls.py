@@ -13,11 +13,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from eyeline.api import autocast
+from eyeline.calls import Call
 from eyeline.errors import ModelError
 from eyeline.integrations.huggingface_attention import RuleMask
 from eyeline.integrations.huggingface_masks import Told, flagged, skipped, told
 from eyeline.masks import Mask
-from eyeline.seen.call import Call
 
 
 class Rules:

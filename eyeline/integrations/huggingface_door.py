@@ -27,11 +27,11 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
+from eyeline.calls import Missing
 from eyeline.errors import ModelError
 from eyeline.integrations import Handle, huggingface_attention, inside, recomputing
 from eyeline.integrations.huggingface_calls import Rules, call_of, function_of
 from eyeline.integrations.huggingface_ran import Ran
-from eyeline.seen.call import Missing
 
 OLDEST = (5, 18)
 # Without "sdpa", "flash", "flex" and "eager", which transformers looks for in names.

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import masking_utils
 
+from eyeline.calls import Place, Sight, Span
 from eyeline.integrations.evaluated_masks import coded
 from eyeline.integrations.torch_calls import causal_from_first
 from eyeline.masks import Mask, both, causal, documents, only, window
-from eyeline.seen.place import Place, Sight, Span
 
 _Function = Callable[..., Any]
 

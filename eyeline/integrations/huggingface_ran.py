@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyeline.calls import Missing
 from eyeline.integrations.paths import attention_modules, named_cross, within
-from eyeline.seen.call import Missing
 
 # What an attention module calls the states that its keys are made of, where not its own input.
 _SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context")

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from eyeline.api import autocast
+from eyeline.calls import Call
 from eyeline.masks import Mask, causal, from_tensor
-from eyeline.seen.call import Call
 
 
 @dataclass(frozen=True)

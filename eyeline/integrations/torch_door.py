@@ -24,12 +24,12 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, has_torch_function
 
+from eyeline.calls import Call, Missing
 from eyeline.errors import ModelError
 from eyeline.integrations import Handle, inside, recomputing
 from eyeline.integrations.paths import attention_modules, named_cross, within
 from eyeline.integrations.torch_calls import Given, Multihead, attended
 from eyeline.integrations.torch_fast_path import FastPath
-from eyeline.seen.call import Call, Missing
 
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

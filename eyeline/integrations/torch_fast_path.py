@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eyeline.calls import Call
 from eyeline.masks import Mask, only
-from eyeline.seen.call import Call
 
 _aten = torch.ops.aten
 _LAYER = _aten._transformer_encoder_layer_fwd.default

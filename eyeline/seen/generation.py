@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from eyeline import biases, masks
+from eyeline.calls import Call, Missing, Place, Sight, Span
 from eyeline.errors import ModelError
 from eyeline.integrations import huggingface_generate
 from eyeline.masks import Mask
-from eyeline.seen.call import Call, Missing
 from eyeline.seen.keeping import kept
-from eyeline.seen.place import Place, Sight, Span
 from eyeline.seen.result import Seen
 from eyeline.seen.rows import Rows
 

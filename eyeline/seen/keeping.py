@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from eyeline.calls import Call
 from eyeline.errors import StaleError
-from eyeline.seen.call import Call
 
 _TOO_MUCH = 2  # a reference may keep so many times the bytes that are looked at
 _WHOLE = 0.9  # a storage of which so much is kept anyway is kept as it is

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from eyeline.calls import Call, Missing
 from eyeline.errors import ArgumentError, ModelError
 from eyeline.lazy import Weights
 from eyeline.seen import keeping, names, table
-from eyeline.seen.call import Call, Missing
 from eyeline.seen.words import SeenWords
 
 if TYPE_CHECKING:

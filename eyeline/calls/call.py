@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from eyeline import api
+from eyeline.calls.place import Place
 from eyeline.errors import ArgumentError
 from eyeline.lazy import Weights
 from eyeline.masks import Mask, both
-from eyeline.seen.place import Place
 
 
 @dataclass(frozen=True)
