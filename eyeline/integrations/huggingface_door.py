@@ -78,6 +78,7 @@ class _Door:
         self.only_rules = only_rules
         self.ran = Ran(model)
         self.submodels = {n: m for n, m in model.named_modules() if isinstance(m, PreTrainedModel)}
+        # whose code calls no attention function by its name; there is no public way to ask
         self.closed = {
             id(m.config) for m in self.submodels.values() if not m._can_set_attn_implementation()
         }
@@ -189,6 +190,15 @@ class _Door:
         self.missed(self.ran.missing())
 
     def register(self, name: str, first: str) -> None:
+        """Make a name of ours known; `first` is the implementation that it is put over."""
+        AttentionInterface.register(name, self.attending(name, first))
+        # A name without a mask function is handed the mask as the caller gave it.
+        if first in ALL_MASK_ATTENTION_FUNCTIONS:
+            AttentionMaskInterface.register(name, self.masking(name, first))
+
+    def attending(self, name: str, first: str) -> Callable[..., Any]:
+        """The attention function under a name of ours."""
+
         def attend(
             module: torch.nn.Module,
             query: Tensor,
@@ -218,6 +228,11 @@ class _Door:
                 return run()
             return self.hand(original, module, (query, key, value), attention_mask, kwargs, run)
 
+        return attend
+
+    def masking(self, name: str, first: str) -> Callable[..., Any]:
+        """The mask function under a name of ours."""
+
         def make_mask(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 _refuse_compiled()
@@ -228,10 +243,7 @@ class _Door:
                 self.rules.note(mask, kwargs)
             return mask
 
-        AttentionInterface.register(name, attend)
-        # A name without a mask function is handed the mask as the caller gave it.
-        if first in ALL_MASK_ATTENTION_FUNCTIONS:
-            AttentionMaskInterface.register(name, make_mask)
+        return make_mask
 
     def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():

@@ -172,8 +172,6 @@ class _Shared:
                 hook.remove()
             del _here.shared
 
-    # ---- what the hooks do ---------------------------------------------------------------------
-
     def enter(self, module: nn.Module, args: Any) -> None:
         if getattr(_here, "shared", None) is not self:
             return
@@ -214,10 +212,8 @@ class _Shared:
             return False
         if any(p.device.type != "cpu" for p in module.parameters()):
             return False  # the fused operators of other devices are not known from inside
-        modes = _get_current_function_mode_stack()
+        modes = _get_current_function_mode_stack()  # torch has no public way to ask
         return not modes if self.paused else len(modes) == 1 and modes[0] is self.mode
-
-    # ---- what becomes of a call ----------------------------------------------------------------
 
     def handled(self, call: Call, run: Callable[[], Tensor], below: str = "") -> Tensor:
         """The output of a call, by the innermost interceptor first."""
@@ -408,6 +404,7 @@ def _fused(module: nn.MultiheadAttention, given: dict[str, Any]) -> Any:
 
 def _refuse_compiled(model: nn.Module) -> None:
     for name, module in model.named_modules():
+        # what `module.compile()` and `torch.compile(module)` leave, and nothing else tells
         compiled = getattr(module, "_compiled_call_impl", None) is not None
         if compiled or "_orig_mod" in module._modules:
             raise ModelError(
