@@ -73,7 +73,7 @@ class Gradients:
         assert call.v is not None
         if found is None:  # the loss does not depend on this layer
             found = call.v.new_zeros(*weights.shape[:-1], call.v.shape[-1])
-        b = _per_query_head(call.v, weights)
+        b = _per_query_head(self._seen.values(layer), weights)
         made = weighed(weights, found, b, alone=not self._times)
         return made if head is None else names.one_head(made, head)
 

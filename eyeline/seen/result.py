@@ -91,6 +91,15 @@ class Seen:
     def _repr_html_(self) -> str:
         return table.html(self._calls, self._missing, self.kernel)
 
+    def __getstate__(self) -> dict[str, Any]:
+        for call, before in zip(self._calls, self._versions, strict=True):
+            keeping.check(call, before)
+        return {**vars(self), "_weights": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._versions = [keeping.versions(call) for call in self._calls]
+
     def real(self, key: int | str) -> Tensor | None:
         """bool [B, T], False for the rows of a layer that are padding; None where all are real.
 
@@ -101,7 +110,9 @@ class Seen:
 
     def values(self, key: int | str) -> Tensor:
         """v [B, Hk, Tk, Dv] of a layer, of a model watched with `values=True`."""
-        call = self._calls[self._index(key)]
+        index = self._index(key)
+        call = self._calls[index]
+        keeping.check(call, self._versions[index])
         if call.v is None:
             raise ArgumentError(
                 f"The values of {call.name} were not kept: watch(model, values=True) keeps them."
