@@ -29,7 +29,7 @@ endef
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help look test test-slow test-all check docs models bench clean
+.PHONY: help look test test-slow test-all check docs models models-page bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -59,8 +59,12 @@ docs: .venv/.test ## write the chapter from running code, run every example, che
 	$(BIN)/python -m docs.chapter
 	$(BIN)/python -m pytest -q -p tests.skips tests/test_docs.py tests/test_chapter_text.py
 
+models-page: .venv/.test ## watch every model that is known, and write docs/models.md
+	$(BIN)/python -m tests.models_page
+
 bench: .venv/.test ## measure what it costs here, and write the tables into the READMEs
 	$(BIN)/python benchmarks/costs.py --write
+	$(BIN)/python benchmarks/tools.py --write
 
 clean: ## remove what make made (.venv, caches); the model cache in your home stays
 	rm -rf .venv .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -70,7 +70,7 @@ def attention(
             "mask=eyeline.causal(); torch's own arguments are those of "
             "eyeline.functional.scaled_dot_product_attention."
         )
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     problem, values = make("attention", q, k, v, mask, bias, scale, softcap, sinks)
     assert values is not None
     problem, chosen = _settled(problem), choose(problem, backend)
@@ -108,7 +108,7 @@ def weights(
     >>> weights[0]                       # three equal keys share the query
     tensor([0.3333, 0.3333, 0.3333])
     """
-    q, k = _autocast(q, k)
+    q, k = autocast(q, k)
     problem, _ = make("weights", q, k, None, mask, bias, scale, softcap, sinks)
     problem = _settled(problem)
     return wrap(Body(problem, choose(problem, backend), _axes(q), View()))
@@ -129,8 +129,8 @@ def _settled(problem: Problem) -> Problem:
     return problem if torch.is_grad_enabled() else problem.detach()
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast, as F.scaled_dot_product_attention: float32 goes to autocast's dtype."""
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As F.scaled_dot_product_attention gets them: all but float64 in autocast's dtype, if on."""
     first = tensors[0]
     if not isinstance(first, Tensor) or not torch.amp.is_autocast_available(first.device.type):
         return tensors

@@ -190,6 +190,39 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_end_token_id": 52,
     },
 }
+# Families that compute attention with code of their own, whatever the implementation.
+BY_HAND: dict[str, dict[str, Any]] = {
+    "bloom": {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4, **WIDE},
+    "mpt": {
+        "vocab_size": 60,
+        "d_model": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "expansion_ratio": 2,
+        "max_seq_len": 128,
+        **WIDE,
+    },
+    "gpt_neo": {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "intermediate_size": 48,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 4,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+        **WIDE,
+    },
+    "deberta-v2": {
+        **ENCODER,
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "position_buckets": 8,
+    },
+    "longformer": {**ENCODER, "attention_window": [4, 4]},
+    "mpnet": ENCODER,
+}
 TEXTLESS = ("whisper", "vit", "dinov2", "swin", "wav2vec2", "qwen2_5_vl")
 PAIRS = ("t5", "bart", "marian", "m2m_100", "whisper")
 
@@ -197,14 +230,18 @@ PAIRS = ("t5", "bart", "marian", "m2m_100", "whisper")
 def model_of(family: str, implementation: str | None = None) -> Any:
     """A model with random weights, the same each time."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **CONFIGS[family])
-    model = transformers.AutoModel.from_config(config, attn_implementation=implementation).eval()
+    config = transformers.AutoConfig.for_model(family, **{**CONFIGS, **BY_HAND}[family])
+    return peaked(transformers.AutoModel.from_config(config, attn_implementation=implementation))
+
+
+def peaked(model: Any) -> Any:
+    """A model in which sinks and norms of queries and keys are not as they start."""
     for module in model.modules():  # sinks start at nothing that could be told from none
         if hasattr(module, "sinks"):
             torch.nn.init.normal_(module.sinks)
         if hasattr(module, "q_norm"):  # normed queries and keys would give flat rows
             torch.nn.init.constant_(module.q_norm.weight, 3.0)
-    return model
+    return model.eval()
 
 
 def inputs_of(family: str, side: str | None = None) -> dict[str, torch.Tensor]:

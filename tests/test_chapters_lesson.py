@@ -82,8 +82,8 @@ HOLDS: dict[str, tuple[str, str, str]] = {
     "B11": ("softmax", r"every row sums to 1 \(here 1\.0000 1\.0000 1\.0000\)", r"1\.0000 1\.0000"),
     "B12": (
         "softmax",
-        r"1000 1001 1002.*nan.*0\.0900 0\.2447 0\.6652.*weights\.lse",
-        "weights.lse",
+        r"1000 1001 1002.*nan.*0\.0900 0\.2447 0\.6652.*attn\.lse",
+        r"attn\.lse",
     ),
     "B13": ("sum", "a weighted mean", "加权平均"),
     "B14": ("table", r"softmax\(Q·Kᵀ / √d_k\) · V", r"softmax\(Q·Kᵀ / √d_k\) · V"),

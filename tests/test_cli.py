@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from eyeline import cli, given
+from eyeline import cli
+from eyeline.cli import printing
 from eyeline.looking import DEFAULT_TEXT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -211,7 +212,7 @@ def test_special_tokens_that_the_text_spells_out_are_text(run):
 
 
 def test_a_silent_pipe_is_said_to_be_waited_for(run, monkeypatch):
-    monkeypatch.setattr(given, "PATIENCE", 0.05)
+    monkeypatch.setattr("eyeline.cli.arguments.PATIENCE", 0.05)
     for arguments in ((), ("-",)):
         reading, writing = os.pipe()
 
@@ -342,12 +343,12 @@ def test_commands_start_with_what_finds_eyeline(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setattr(sys, "argv", ["bin/eyeline"])
-    assert cli._program() == "bin/eyeline"
+    assert printing.program() == "bin/eyeline"
     monkeypatch.setenv("PATH", str(script.parent))
     monkeypatch.setattr(sys, "argv", [str(script)])
-    assert cli._program() == "eyeline"
-    monkeypatch.setattr(sys, "argv", [str(Path(cli.__file__).parent / "__main__.py")])
-    assert cli._program() == f"{shlex.quote(sys.executable)} -m eyeline"
+    assert printing.program() == "eyeline"
+    monkeypatch.setattr(sys, "argv", [str(Path(cli.__file__).parent.parent / "__main__.py")])
+    assert printing.program() == f"{shlex.quote(sys.executable)} -m eyeline"
 
 
 def test_module_and_script_are_the_same(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -181,16 +182,14 @@ def whisper_config(**more: Any) -> Any:
 # ---- generate ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", [None, "left"])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize(
-    "family",
-    [
-        "llama",
-        "gemma2",
-        *(pytest.param(f, marks=pytest.mark.slow) for f in CAUSAL if f not in ("llama", "gemma2")),
-    ],
-)
+QUICK = {("llama", "static", None), ("gemma2", "dynamic", "left")}
+EVERY = [
+    pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
+    for case in itertools.product(CAUSAL, ("dynamic", "static"), (None, "left"))
+]
+
+
+@pytest.mark.parametrize(("family", "cache", "side"), EVERY)
 def test_generate_gives_eagers_tokens(family, cache, side):
     model = causal_model(family, "eager")
     arguments = {

@@ -96,6 +96,8 @@ def test_the_printed_code_gives_the_printed_numbers(settings, capsys):
         torch.testing.assert_close(given, tensor(value), msg=name)
     weights, V = names["weights"], names["V"]
     torch.testing.assert_close(names["Z"], weights @ V)  # eyeline's own call
+    logs = names["attn"].lse  # as the step on softmax says
+    torch.testing.assert_close(logs, names["scaled"].logsumexp(-1))
     head = weights[settings.head] if settings.heads > 1 else weights
     for name, value in (("weights", head), ("GPT", names["causal_weights"]), ("X", names["X"])):
         if name == "GPT" and settings.heads > 1:

@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from eyeline import cli
+from eyeline.cli import printing
 from eyeline.lesson import Settings, lesson
 from eyeline.views.lesson_page import page
 from eyeline.views.lesson_terminal import screen, show
@@ -158,6 +158,6 @@ def test_a_reader_can_stop(monkeypatch):
     answers = {"": True, "q": False, " Q ": False}
     for answer, goes_on in answers.items():
         monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
-        assert cli._goes_on("next?") is goes_on
+        assert printing.goes_on("next?") is goes_on
     monkeypatch.setattr("builtins.input", ended)
-    assert cli._goes_on("next?") is False
+    assert printing.goes_on("next?") is False

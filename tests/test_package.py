@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "eyeline"
 
 # A module imports only modules that stand before it. `integrations` is how `seen`, `acting` and
-# `models` reach into other libraries; it stands with `seen`.
+# `models` reach into other libraries; nobody else may.
 ORDER = [
     "errors",
     "visibility",
@@ -33,6 +33,8 @@ ORDER = [
     "spans",
     "readings",
     "tokens",
+    "calls",
+    "integrations",
     "seen",
     "recording",
     "acting",
@@ -45,7 +47,6 @@ ORDER = [
     "looking",
     "lesson",
     "views",
-    "given",
     "cli",
     "__main__",
 ]
@@ -106,7 +107,7 @@ def unit(path: Path) -> str:
 
 
 def place(name: str) -> int:
-    return ORDER.index("seen" if name == "integrations" else name)
+    return ORDER.index(name)
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -243,6 +243,11 @@ FORGED = {
     "tokens outside of the text": lambda told: told["description"]["tokens"].update(
         offsets=[[0, 99]] * 4
     ),
+    "a scale that is no number": of_call(scale=float("nan")),
+    "a softcap that cannot be": of_call(softcap=0.0),
+    "a bias that does not fit": of_call(bias={"tensor": "0.q"}),
+    "sinks that do not fit": of_call(sinks="0.q"),
+    "a mask of numbers": of_call(mask={"tensor": "0.q"}),
     "a shape that does not fit": lambda told: told["tensors"]["0.q"][1].append(2),
     "a shape beyond all bounds": lambda told: told["tensors"]["0.q"].__setitem__(1, [2**63, 0]),
     "tensors that overlap": lambda told: told["tensors"]["0.k"].__setitem__(slice(2, 4), [0, 2304]),
@@ -287,9 +292,32 @@ def test_paths_that_cannot_be(path, tmp_path):
         seen_in().save(tmp_path / "none" / "x")
     with pytest.raises(ArgumentError, match="call the model first"):
         save(Seen(), path)
+    with pytest.raises(RecordingError, match="cannot be written: File name too long"):
+        seen_in().save(tmp_path / ("x" * 300))
     seen_in().save(path)
     with pytest.raises(ArgumentError, match="read, not recorded"):
         eyeline.load(path)._start()
+
+
+@pytest.mark.parametrize(("B", "D"), [(1, 0), (0, 4)])
+def test_sizes_that_cost_the_file_nothing_are_refused(path, B, D):
+    small(path)
+    plan, file = container.Plan(), container.Container(path)
+    shapes = {"0.q": (B, 4, 9, D), "0.k": (B, 2, 2**40, D), "0.map": (B, 4, 1, 1)}
+    for name in file.entries:
+        shape = shapes.get(name, (B, 4, 9) if name in ("0.lse", "0.m", "0.l") else None)
+        made = torch.zeros(shape) if shape else file.tensor(name).clone()
+        plan.add(name, made.dtype, tuple(made.shape), lambda made=made: made)
+    container.write(path, file.description, plan)
+    with pytest.raises(RecordingError, match="do not fit together"):
+        eyeline.load(path)
+
+
+def test_tokens_are_those_that_a_model_reads(path):
+    seen = seen_in()
+    seen.tokens = ["two", "keys"]
+    with pytest.raises(ArgumentError, match=r"seen.tokens is a list"):
+        seen.save(path)
 
 
 def test_a_failed_write_leaves_what_was_there(path, monkeypatch):

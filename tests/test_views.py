@@ -14,12 +14,13 @@ from rich.console import Console
 
 import eyeline
 from eyeline.glossary import TABLE, Phrases, language
+from eyeline.views.commands import next_commands, quoted
 from eyeline.views.figure import fan, figure, heatmap
 from eyeline.views.labels import printable, shorten
 from eyeline.views.notebook import reading_html, weights_html
 from eyeline.views.page import fragment, page
 from eyeline.views.shading import Grid
-from eyeline.views.terminal import next_commands, quoted, screen, show
+from eyeline.views.terminal import screen, show
 from tests.looks import made_up
 
 HOSTILE = ("[CLS]", "</script><b>x", "a<b<c", '"', "&amp;", "\x1b[31m", "it's", "[SEP]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.test_hf_attention import (
     sharpened,
     whisper_config,
 )
-from tests.tiny import T, close, eager, inputs, rows
+from tests.tiny import T, close, eager, eager_of, inputs, rows
 
 LIMIT = 1e-5
 NEW = 9
@@ -70,7 +71,6 @@ def in_steps(model: Any, cache: Any) -> dict[str, Any]:
 
 
 QUICK = {
-    ("mistral", "sdpa", None, "dynamic"),
     ("mistral", "sdpa", "left", "static"),
     ("llama", "sdpa", "left", "dynamic"),
 }
@@ -147,6 +147,53 @@ def test_a_loop_of_forwards_over_one_cache_is_one_text():
     assert seen.generated is None
 
 
+@pytest.mark.parametrize("first", [None, "left"])
+def test_tokens_that_become_padding_later_were_none_before(first):
+    model = causal_model("mistral", "sdpa")
+    ids, real = inputs()["input_ids"], inputs(first).get("attention_mask", torch.ones(2, T).long())
+    later = real.clone()
+    later[:, 4] = 0
+
+    def steps(run: Any, **more: Any) -> list[Any]:
+        cache = transformers.DynamicCache(config=model.config)
+        parts = [(slice(0, 6), real[:, :6]), (slice(6, T), later)]
+        return [
+            run(input_ids=ids[:, part], attention_mask=mask.clone(), **in_steps(model, cache))
+            for part, mask in parts
+        ]
+
+    with torch.no_grad(), watch(model) as seen:
+        steps(model)
+    reader = partial(eager_of(model), output_attentions=True)
+    with torch.no_grad():
+        before, after = (output.attentions for output in steps(reader))
+    for layer, weights in enumerate(seen):
+        assert close(weights[:, :, :6, :6], before[layer], real[:, None, :6].bool()) < LIMIT
+        read = after[layer]
+        late = weights[:, :, 6:, T - read.shape[-1] :]
+        assert close(late, read, torch.ones(2, 1, T - 6).bool()) < LIMIT
+    assert torch.equal(seen.real(0), later.bool())
+
+
+def test_a_cache_of_another_text_with_the_same_last_token_is_refused():
+    model, ids = causal_model("llama", "sdpa"), inputs()["input_ids"]
+    other = ids.clone()
+    other[:, :5] = ids[:, :5].flip(1)
+    one, two = (transformers.DynamicCache(config=model.config) for _ in range(2))
+    with torch.no_grad(), watch(model):
+        model(input_ids=ids[:, :6], **in_steps(model, one))
+        model(input_ids=other[:, :6], **in_steps(model, two))
+        with pytest.raises(ModelError, match="another text"):
+            model(input_ids=ids[:, 6:7], **in_steps(model, one))
+
+
+def test_without_a_cache_written_tokens_are_known_too():
+    model, prompt = causal_model("llama", "sdpa"), inputs()
+    seen, given = written(model, prompt, use_cache=False)
+    equal(seen, *whole(model, given, prompt))
+    assert seen.generated.tolist() == [False] * T + [True] * (NEW - 1)
+
+
 def test_a_prompt_read_in_chunks_is_a_prompt():
     model, prompt = causal_model("llama", "sdpa"), inputs()
     seen, given = written(model, prompt, prefill_chunk_size=3)  # the last one has a single token
@@ -207,9 +254,25 @@ def test_inference_mode_and_values():
     assert float((seen.values(1) - single.values(1)).abs().max()) < 1e-4
 
 
+@pytest.mark.parametrize("cache", [pytest.param("dynamic", marks=pytest.mark.slow), "static"])
+def test_eyelines_kernel_follows_a_generate_too(cache):
+    model, prompt = causal_model("mistral", "sdpa"), inputs("left")
+    more = told(eos_token_id=None, cache_implementation=cache)
+    with watch(model, kernel="eyeline") as seen:
+        given = model.generate(**prompt, **more)
+    assert torch.equal(given, model.generate(**prompt, **more))
+    expected, real = whole(model, given, prompt)
+    equal(seen, expected, real)
+    assert seen.kernel == "eyeline"
+
+
 @pytest.mark.parametrize(
     ("more", "what"),
-    [({"num_beams": 2}, "beam search"), ({"prompt_lookup_num_tokens": 2}, "assisted decoding")],
+    [
+        ({"num_beams": 2}, "beam search"),
+        ({"prompt_lookup_num_tokens": 2}, "assisted decoding"),
+        ({"guidance_scale": 1.5}, "classifier-free guidance"),
+    ],
 )
 def test_searches_are_refused_and_say_what_to_do(more, what):
     model = causal_model("llama", "sdpa")

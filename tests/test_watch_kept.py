@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from eyeline.acting import block
 from eyeline.errors import StaleError
 from eyeline.integrations import intercepted
+from eyeline.masks import causal, from_tensor
 from eyeline.seen import Call, Seen, watch
 from tests.tiny import FAMILIES, SIZES, close, eager, inputs, run, tiny
 
@@ -142,3 +146,42 @@ def test_the_door_gives_values_and_takes_another_output():
     assert [call.name for call in calls] == ["layers.0.self_attn", "layers.1.self_attn"]
     assert not seen_by_layer[0].any()
     assert not torch.equal(before[0], after[0])
+
+
+# ---- changed in place ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [False, True])
+def test_a_mask_that_was_changed_in_place_is_told(rule):
+    class Masked(torch.nn.Module):
+        def forward(self, x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, visible)
+
+    model, x, visible = Masked(), torch.randn(1, 2, 5, 4), torch.ones(5, 5).bool().tril()
+    with watch(model) as seen:
+        if rule:
+            with block(model, mask=from_tensor(visible)):
+                model(x, torch.ones(5, 5).bool())
+        else:
+            model(x, visible)
+    visible[:, 1] = False
+    with pytest.raises(StaleError, match="mask"):
+        seen[0]
+
+
+def test_values_that_were_changed_in_place_are_told():
+    x = torch.randn(1, 2, 5, 4)
+    seen = Seen([Call("layer", x, x, x.clone())])
+    seen.values(0).zero_()
+    with pytest.raises(StaleError, match="values"):
+        seen.values(0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda seen: pickle.loads(pickle.dumps(seen))])
+def test_what_was_seen_can_be_copied(copied):
+    x = torch.randn(1, 2, 5, 4).mul_(2)
+    seen = Seen([Call("layer", x, x, mask=causal())])
+    assert torch.equal(copied(seen)[0].to_dense(), seen[0].to_dense())
+    x.add_(1)
+    with pytest.raises(StaleError):
+        copied(seen)

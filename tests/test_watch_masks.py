@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -172,6 +173,30 @@ def test_a_mask_given_whole_is_taken_whole():
         expected = eager(model, **{**arguments, "attention_mask": float_one}).attentions
         for weights, dense in zip(seen, expected, strict=True):
             assert close(weights, dense, torch.ones(1, 1, T).bool()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64])
+@pytest.mark.parametrize("nested", [False, True])
+def test_eager_attention_adds_whatever_mask_it_is_given(kind, nested):
+    model = tiny("llama", "eager")
+    mask = torch.ones(T, T).tril()[None, None].to(kind)
+    arguments = {**inputs(), "attention_mask": mask}
+    expected = eager(model, **arguments).attentions
+    with watch(model) if nested else nullcontext(), watch(model) as seen:
+        run(model, **arguments)
+    for weights, dense in zip(seen, expected, strict=True):
+        assert close(weights, dense, torch.ones(1, 1, T).bool()) < 1e-5
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_without_a_mask_nested_watches_see_what_one_sees(implementation):
+    model, x = tiny("llama", implementation), torch.randn(1, T, 32)
+    positions = model.rotary_emb(x, torch.arange(T)[None])
+    with torch.no_grad(), watch(model) as outer, watch(model) as inner:
+        model.layers[0](x, position_embeddings=positions)
+    causally = 0.0 if implementation == "sdpa" else 1.0
+    for seen in (outer, inner):
+        assert float((seen[0][0, :, 0, 1:].detach() > 0).float().mean()) == causally
 
 
 def test_plain_causal_and_padding_stay_rules():

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +17,7 @@ from torch.nn.modules import module as module_hooks
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from eyeline import block
 from eyeline.errors import ModelError
 from eyeline.seen import watch
 from tests.test_watch_names import SEQ, T5, made
@@ -134,6 +140,63 @@ def test_after_nested_blocks():
         assert len(inner) == 2
 
     unchanged(model, work)
+
+
+@pytest.mark.parametrize("first", [watch, partial(block, heads="L0H0")])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_blocks_that_end_in_the_order_in_which_they_began(first, implementation):
+    model = tiny("llama", implementation)
+    expected = run(model, **inputs())
+
+    def work() -> None:
+        outer, inner = first(model), watch(model)
+        outer.__enter__()
+        seen = inner.__enter__()
+        run(model, **inputs())
+        outer.__exit__(None, None, None)
+        assert same(run(model, **inputs()), expected)
+        inner.__exit__(None, None, None)
+        assert len(seen) == 2
+        assert same(run(model, **inputs()), expected)
+
+    unchanged(model, work)
+
+
+def test_blocks_that_begin_and_end_in_several_threads():
+    model = tiny("llama", "sdpa")
+    expected = run(model, **inputs())
+    found: list[bool] = []
+    turn = threading.Lock()  # torch's hooks are not to be set while another thread runs the model
+
+    def often() -> None:
+        for _ in range(10):
+            block = watch(model)
+            with turn:
+                block.__enter__()
+            with turn:
+                found.append(same(run(model, **inputs()), expected))
+            with turn, suppress(ModelError):
+                block.__exit__(None, None, None)
+
+    def work() -> None:
+        threads = [threading.Thread(target=often) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    unchanged(model, work)
+    assert found == [True] * 30
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_no_copy_of_a_model_is_made_that_would_stay_watched(copied):
+    model = tiny("llama")
+    with watch(model):
+        with pytest.raises(ModelError, match="outside of the block"):
+            copied(model)
+        run(model, **inputs())
+    copied(model)
 
 
 # ---- models that are set otherwise within the block ---------------------------------------------

@@ -14,7 +14,7 @@ from eyeline import masks, readings
 from eyeline.errors import ArgumentError, DenseError, ShapeError
 from eyeline.lazy import spanned
 from eyeline.seen import Call, Seen
-from eyeline.seen.spanned import SeenWords
+from eyeline.seen.words import SeenWords
 from eyeline.spans import weights_over
 from eyeline.tokens import assemble
 

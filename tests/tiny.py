@@ -84,13 +84,18 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
-def eager(model: Any, **arguments: Any) -> Any:
-    """The attentions that transformers itself computes, dense."""
+def eager_of(model: Any) -> Any:
+    """The same model in eager attention."""
     config = copy.deepcopy(model.config)
     other = type(model)._from_config(config, attn_implementation="eager").eval()
     other.load_state_dict(model.state_dict())
+    return other
+
+
+def eager(model: Any, **arguments: Any) -> Any:
+    """The attentions that transformers itself computes, dense."""
     with torch.no_grad():
-        return other(**arguments, output_attentions=True)
+        return eager_of(model)(**arguments, output_attentions=True)
 
 
 def rows(arguments: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -133,6 +133,38 @@ class VisionTransformer(nn.Module):
         return self
 
 
+class EncoderBlock(nn.Module):
+    """As in torchvision: nn.MultiheadAttention without weights, norms before."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.self_attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.ln_1(x)
+        x = x + self.self_attention(normed, normed, normed, need_weights=False)[0]
+        return x + self.mlp(self.ln_2(x))
+
+
+class TorchvisionViT(nn.Module):
+    """As in torchvision: patches, a class token, blocks in an encoder."""
+
+    def __init__(self, width: int = 32, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.conv_proj = nn.Conv2d(3, width, 4, 4)
+        self.class_token = nn.Parameter(torch.randn(1, 1, width))
+        self.encoder = nn.Sequential(*(EncoderBlock(width, heads) for _ in range(layers)))
+        self.heads = nn.Linear(width, 5)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        x = self.conv_proj(pictures).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1)
+        logits: Tensor = self.heads(self.encoder(x)[:, 0])
+        return logits
+
+
 class Called(nn.Module):
     """Whatever function, as a module: the shapes and arguments that SDPA takes."""
 

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from eyeline import integrations
 from eyeline.acting.hiding import Edges, heads_of, layer_of
+from eyeline.calls import Call, Missing, Place, Sight, Span
 from eyeline.errors import ArgumentError, ModelError
 from eyeline.integrations import Finish
-from eyeline.masks import Mask, from_tensor
-from eyeline.seen import Call, Missing
-from eyeline.seen.place import Place, Sight, Span
+from eyeline.masks import Mask, both, from_tensor
 from eyeline.tokens import Tokens
 
 
@@ -104,9 +103,10 @@ class _Blocked:
         silent = self.heads.get(layer, set())
         self._check_heads(made, layer, silent)
         place = self.places[layer]
-        rule = self._rule_of(made, layer, _sizes(made), (place.query, place.key))
+        Tq, Tk = _sizes(made)
+        rule = self._rule_of(made, layer, Span(place.query, Tq, place.key, Tk))
         if rule is not None:
-            now = replace(now, mask=_both(rule, now.mask), place=self._elsewhere(made, layer, now))
+            now = replace(now, mask=both(rule, now.mask), place=self._elsewhere(made, layer, now))
         if not silent:
             return now, None
         off = torch.zeros(made.q.shape[1], dtype=torch.bool, device=made.q.device)
@@ -130,7 +130,7 @@ class _Blocked:
 
     def _layer_of(self, made: Call) -> int:
         """The number of a call's layer. Several may ask for one call, one after the other."""
-        if torch._C._current_graph_task_id() != -1:  # gradient checkpointing computes it again
+        if integrations.recomputing():
             if f"{made.name}#2" in self.layers or made.name not in self.layers:
                 raise ModelError(
                     f"block() cannot tell which run of {made.name} gradient checkpointing computes"
@@ -152,18 +152,16 @@ class _Blocked:
         self.first_query = place.query
         return place
 
-    def _rule_of(
-        self, made: Call, layer: int, sizes: tuple[int, int], first: tuple[int, int]
-    ) -> Mask | None:
+    def _rule_of(self, made: Call, layer: int, span: Span) -> Mask | None:
         """What may be seen beside the model's own mask, of some queries and keys of the text."""
         own_text = made.kind != "cross"
         named = [n for n in (None, layer) if n in self.masks and (own_text or n == layer)]
         whole: Mask | None = None
         for number in named:
-            whole = _both(self.masks[number], whole)
+            whole = both(self.masks[number], whole)
         pairs = self.edges.at(layer, own_text)
-        hiding = self.edges.hiding(pairs, made.q.shape[1], sizes, first, made.q.device)
-        return whole if hiding is None else _both(hiding, whole)
+        hiding = self.edges.hiding(pairs, made.q.shape[1], span, made.q.device)
+        return whole if hiding is None else both(hiding, whole)
 
     def _elsewhere(self, made: Call, layer: int, now: Call) -> Place | None:
         """The same rule for other parts of the text, for whoever puts steps together."""
@@ -173,9 +171,8 @@ class _Blocked:
 
         def sight(span: Span) -> Sight:
             seen = place.sight(span)
-            sizes, first = (span.queries, span.keys), (span.query, span.key)
-            rule = self._rule_of(made, layer, sizes, first)
-            return seen if rule is None else seen._replace(mask=_both(rule, seen.mask))
+            rule = self._rule_of(made, layer, span)
+            return seen if rule is None else seen._replace(mask=both(rule, seen.mask))
 
         return replace(place, sight=sight, making=(place.making, id(self)), plain=False)
 
@@ -219,10 +216,6 @@ class _Standing:
 
 def _sizes(call: Call) -> tuple[int, int]:
     return call.q.shape[-2], call.k.shape[-2]
-
-
-def _both(rule: Mask, other: Mask | Tensor | None) -> Mask:
-    return rule if other is None else rule & _rule(other)
 
 
 def _layer(key: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +9,14 @@ from typing import Any
 
 import torch
 
+from eyeline.calls import Span
 from eyeline.errors import ArgumentError
 from eyeline.masks import Mask, intervals
+from eyeline.seen import names
 from eyeline.tokens import Tokens
 
 Pairs = set[tuple[int, int]]  # (query, key), in tokens of the whole text
 
-_HEAD = re.compile(r"L(\d+)H(\d+)")
-_PLACE = re.compile(r"L(\d+)(?:H(\d+))?")
 _SHOWN = 8  # words that an error lists
 
 
@@ -25,30 +24,27 @@ def heads_of(heads: Iterable[Any] | str) -> dict[int, set[int]]:
     """The heads named "L13H8" or (13, 8), by layer."""
     found: dict[int, set[int]] = defaultdict(set)
     for one in [heads] if isinstance(heads, str) else heads:
-        if isinstance(one, str) and (named := _HEAD.fullmatch(one)):
-            layer, head = (int(number) for number in named.groups())
-        elif isinstance(one, tuple) and len(one) == 2 and all(_is_place(n) for n in one):
-            layer, head = one
-        else:
+        numbers = isinstance(one, tuple) and len(one) == 2 and all(_is_number(n) for n in one)
+        named = one if isinstance(one, tuple) and numbers else names.parsed(one)
+        if named is None or named[1] is None:
             raise ArgumentError(
                 f"block(heads=...): a head is named like 'L13H8', layer 13 head 8, and got {one!r}."
             )
-        found[layer].add(head)
+        found[named[0]].add(named[1])
     return dict(found)
 
 
 def layer_of(key: Any) -> tuple[int, int | None]:
     """(layer, head) of "L3H1", (layer, None) of "L3"."""
-    named = _PLACE.fullmatch(key) if isinstance(key, str) else None
+    named = names.parsed(key)
     if named is None:
         raise ArgumentError(
             f"block(): 'L3' names layer 3 and 'L3H1' its head 1, and got {key!r} for one."
         )
-    layer, head = named.groups()
-    return int(layer), None if head is None else int(head)
+    return named
 
 
-def _is_place(number: Any) -> bool:
+def _is_number(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
@@ -89,28 +85,26 @@ class Edges:
         self,
         pairs: dict[int | None, Pairs],
         heads: int,
-        sizes: tuple[int, int],
-        first: tuple[int, int],
+        span: Span,
         device: torch.device,
     ) -> Mask | None:
-        """The mask that lets all be seen but these pairs; None where no pair is in reach.
-
-        `sizes` is (Tq, Tk), `first` where the first query and the first key stand in the text.
-        """
+        """The mask of a span that lets all be seen but these pairs; None where it has none."""
         local: dict[int | None, list[tuple[int, int]]] = {}
         for head, some in pairs.items():
             for query, key in some:
-                i, j = query - first[0], key - first[1]
-                if 0 <= i < sizes[0] and 0 <= j < sizes[1]:
+                i, j = query - span.query, key - span.key
+                if 0 <= i < span.queries and 0 <= j < span.keys:
                     local.setdefault(head, []).append((i, j))
                     self.met.add((query, key))
         if not local:
             return None
         of_all = local.pop(None, [])
         if not local:
-            starts, stops = _around(of_all, sizes)
+            starts, stops = _around(of_all, span.queries, span.keys)
         else:
-            each = [_around(of_all + local.get(h, []), sizes) for h in range(heads)]
+            each = [
+                _around(of_all + local.get(h, []), span.queries, span.keys) for h in range(heads)
+            ]
             widest = max(start.shape[-1] for start, _ in each)
             starts, stops = (
                 torch.stack([torch.nn.functional.pad(t, (0, widest - t.shape[-1])) for t in ends])[
@@ -122,10 +116,9 @@ class Edges:
 
 
 def _around(
-    pairs: Iterable[tuple[int, int]], sizes: tuple[int, int]
+    pairs: Iterable[tuple[int, int]], Tq: int, Tk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The ranges of keys [Tq, n] between the hidden ones of each row."""
-    Tq, Tk = sizes
     hidden: dict[int, set[int]] = defaultdict(set)
     for i, j in pairs:
         hidden[i].add(j)
@@ -155,7 +148,6 @@ class _Words:
             tokens = tokens.pieces
         for place, piece in enumerate(tokens or ()):
             self.pieces[piece].append([place])
-        self.count = None if tokens is None else len(tokens)
 
     def pairs(self, edges: Any) -> Pairs:
         """(query, key) for each pair of words or numbers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from eyeline.errors import ArgumentError, ShapeError
 from eyeline.lazy import Weights
 from eyeline.lazy.weighed import Weighed, weighed
-from eyeline.seen import Call, Seen
+from eyeline.seen import Call, Seen, names
 
 
 def value_norm(weights: Weights, v: Tensor) -> Weighed:
@@ -46,9 +45,6 @@ def value_norm(weights: Weights, v: Tensor) -> Weighed:
     return weighed(weights, b.new_ones(weights.shape[-2], 1), b)
 
 
-_HEAD = re.compile(r"L(\d+)H(\d+)")
-
-
 class Gradients:
     """How a loss changes with the weights of each layer, as lazy matrices.
 
@@ -71,18 +67,15 @@ class Gradients:
         return (self[layer] for layer in range(len(self)))
 
     def __getitem__(self, key: int | str) -> Weighed:
-        layer, head = _place(self._seen, key)
+        layer, head = self._seen._place(key)
         call, found = self._seen.calls[layer], self._found[layer]
         weights = self._seen[layer]
         assert call.v is not None
         if found is None:  # the loss does not depend on this layer
             found = call.v.new_zeros(*weights.shape[:-1], call.v.shape[-1])
-        b = _per_query_head(call.v, weights)
+        b = _per_query_head(self._seen.values(layer), weights)
         made = weighed(weights, found, b, alone=not self._times)
-        if head is None:
-            return made
-        chosen: Weighed = made[0, head] if made.shape[0] == 1 else made[:, head]
-        return chosen
+        return made if head is None else names.one_head(made, head)
 
     def __repr__(self) -> str:
         what = "w · dloss/dw" if self._times else "dloss/dw"
@@ -101,9 +94,10 @@ def gradients(seen: Seen, loss: Tensor) -> Gradients:
     >>> from eyeline import watch
     >>> from eyeline.models import load
     >>> loaded = load("minilm")
+    >>> model = loaded.model.requires_grad_(True)   # it is loaded with its weights fixed
     >>> tokens = loaded.tokens("The keys are on the table.")
-    >>> with watch(loaded.model, values=True) as seen:
-    ...     output = loaded.model(**loaded.inputs(tokens))
+    >>> with watch(model, values=True) as seen:
+    ...     output = model(**loaded.inputs(tokens))
     >>> found = seen.gradients(output.last_hidden_state[0, 0].square().sum())
     >>> found[3].shape, float(found.times_weights["L3H1"][0].abs().sum()) > 0
     (torch.Size([1, 12, 9, 9]), True)
@@ -126,16 +120,6 @@ def gradients(seen: Seen, loss: Tensor) -> Gradients:
             " or call loss.backward(retain_graph=True)."
         ) from error
     return Gradients(seen, [None if one is None else one.detach() for one in found])
-
-
-def _place(seen: Seen, key: int | str) -> tuple[int, int | None]:
-    """(layer, head) of "L3H1", (layer, None) of any other key that `seen` takes."""
-    named = _HEAD.fullmatch(key) if isinstance(key, str) else None
-    if named is None:
-        return seen._index(key), None
-    layer, head = (int(number) for number in named.groups())
-    seen[key]  # a head that is not there raises here
-    return layer, head
 
 
 def _output(call: Call) -> Tensor:

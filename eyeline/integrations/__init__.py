@@ -14,25 +14,32 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from eyeline.calls import Call, Missing
 from eyeline.errors import ModelError
 from eyeline.integrations import changing
 from eyeline.integrations.changing import Change, Finish
+from eyeline.integrations.paths import within
 
-if TYPE_CHECKING:  # seen stands on this module
-    from eyeline.seen.call import Call, Missing
+__all__ = ["Change", "Finish", "Handle", "changed", "inside", "intercepted", "recomputing"]
 
-__all__ = ["Change", "Finish", "Handle", "changed", "inside", "intercepted"]
-
-Handle = Callable[["Call", Callable[[], Tensor]], Tensor]
+Handle = Callable[[Call, Callable[[], Tensor]], Tensor]
 """What is handed each call and the model's own kernel, and gives the output."""
 
 inside: ContextVar[bool] = ContextVar("inside", default=False)
 """True while an attention function runs whose call was handed over: what it calls is part of it."""
+
+
+def recomputing() -> bool:
+    """Whether this is gradient checkpointing, which runs a forward again while going backward.
+
+    The calls in it are none of their own. Only torch's number of the running backward tells.
+    """
+    return torch._C._current_graph_task_id() != -1
 
 
 @contextmanager
@@ -97,10 +104,10 @@ def _told(model: torch.nn.Module, heard: _Heard, rules: bool) -> Iterator[None]:
                 )
             )
         if not inside_interface or _calls_torch(model):
-            from eyeline.integrations import modules
+            from eyeline.integrations import torch_door
 
             stack.enter_context(
-                modules.intercepted(
+                torch_door.intercepted(
                     model,
                     heard.handle,
                     (lambda: None) if inside_interface else heard.start,
@@ -145,7 +152,7 @@ class _Heard:
 
     def handle(self, call: Call, own: Callable[[], Tensor]) -> Tensor:
         """What becomes of a call; one that is computed again while going backward is no new one."""
-        if torch._C._current_graph_task_id() != -1:
+        if recomputing():
             return own()
         call = self._named(call)
         now, finish = changing.changed(self._model, call)
@@ -183,7 +190,7 @@ class _Heard:
         self._missed(tuple(found.values()))
 
     def _heard(self, path: str) -> bool:
-        return any(name == path or name.startswith(f"{path}.") for name in self._runs)
+        return any(within(name, path) for name in self._runs)
 
 
 class _Acting(_Heard):
@@ -198,7 +205,7 @@ class _Acting(_Heard):
         super().__init__(model, _own, start, missed)
 
     def handle(self, call: Call, own: Callable[[], Tensor]) -> Tensor:
-        if torch._C._current_graph_task_id() == -1:
+        if not recomputing():
             call = self._named(call)
         now, finish = changing.changed(self._model, call)
         if now is call:

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # seen stands on this module
-    from eyeline.seen.call import Call
+from eyeline.calls import Call
 
 Finish = Callable[[Tensor], Tensor]
-Change = Callable[["Call", "Call"], tuple["Call", Finish | None]]
+Change = Callable[[Call, Call], tuple[Call, Finish | None]]
 """(the call as the model made it, as changed so far) → (the call to compute, what is done to out).
 
 The name of the first is that in the model which changes. Given back are the second very call where

@@ -21,10 +21,10 @@ from transformers.modeling_utils import AttentionInterface
 
 from eyeline.api import attention
 from eyeline.errors import ModelError
-from eyeline.integrations.huggingface_masks import Told, bits, told
+from eyeline.integrations.huggingface_masks import Told, bits, flagged, told
 from eyeline.lazy import Weights
 from eyeline.lazy.matrix import METADATA, hollow
-from eyeline.masks import Mask, causal
+from eyeline.masks import Mask
 
 # Without "sdpa", "flash", "flex" and "eager", which transformers looks for in names.
 NAME = "eyeline"
@@ -187,15 +187,13 @@ def _taken(
     """(what may be seen, what is added) by the mask that the model hands over."""
     Tq, Tk = query.shape[-2], key.shape[-2]
     if mask is None:
-        wanted = getattr(module, "is_causal", True) if flag is None else flag
-        # torch aligns causal at the first key, and sees everything from a single query
-        rule = causal() if Tq == Tk else causal(offset=0)
-        return (rule if wanted and Tq > 1 else None), None
+        return flagged(module, flag, Tq, Tk), None
     mask = mask[..., :Tk]
     if isinstance(mask, RuleMask):
         return mask.visible, None
     if mask.dtype == torch.bool:
         return mask, None
+    # both are handed over whatever they hold: to ask would part the graph of a compiler
     visible = mask > torch.finfo(mask.dtype).min
     return visible, torch.where(visible, mask, mask.new_zeros(())).to(query.dtype)
 

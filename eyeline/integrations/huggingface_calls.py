@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from eyeline.api import autocast
+from eyeline.calls import Call
 from eyeline.errors import ModelError
 from eyeline.integrations.huggingface_attention import RuleMask
-from eyeline.integrations.huggingface_masks import Told, skipped, told
-from eyeline.masks import Mask, causal
-from eyeline.seen.call import Call
+from eyeline.integrations.huggingface_masks import Told, flagged, skipped, told
+from eyeline.masks import Mask
 
 
 class Rules:
@@ -86,7 +87,7 @@ def call_of(
         )
     if query.shape[0] != key.shape[0]:  # learned queries that all texts share
         query = query.expand(key.shape[0], *query.shape[1:])
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     rule = rules.of(mask, query, key)
     visible, additive = _masked(original, module, query, key, mask, kwargs, rule)
     # torch's SDPA takes no softcap and no sinks: what is not used is not noted
@@ -110,23 +111,9 @@ def call_of(
     )
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """As the kernel gets them: under autocast both products are computed in its dtype."""
-    kind = tensors[0].device.type
-    if not _has_autocast(kind) or not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
-
-
 def _settled(parameter: Tensor | None) -> Tensor | None:
     """Without grad mode the weights of a call carry no gradient later either."""
     return parameter if parameter is None or torch.is_grad_enabled() else parameter.detach()
-
-
-@cache
-def _has_autocast(kind: str) -> bool:
-    return torch.amp.is_autocast_available(kind)
 
 
 def _masked(
@@ -140,7 +127,9 @@ def _masked(
 ) -> tuple[Mask | Tensor | None, Tensor | None]:
     """(what may be seen, what is added), as the attention function named `original` takes it."""
     if mask is None:
-        return _unmasked(original, module, query, key, kwargs), None
+        if original == "eager":
+            return None, None
+        return flagged(module, kwargs.get("is_causal"), query.shape[-2], key.shape[-2]), None
     if rule is not None and rule.known:
         return rule.mask, None
     if not isinstance(mask, Tensor):
@@ -151,20 +140,10 @@ def _masked(
     mask = mask[..., : key.shape[-2]]
     if isinstance(mask, RuleMask):
         return mask.visible, None
-    return (mask, None) if mask.dtype == torch.bool else (None, mask)
-
-
-def _unmasked(
-    original: str, module: torch.nn.Module, query: Tensor, key: Tensor, kwargs: dict[str, Any]
-) -> Mask | None:
-    """Without a mask, eager attention sees everything; the others may be causal by a flag."""
-    if original == "eager" or query.shape[-2] == 1:
-        return None
-    flag = kwargs.get("is_causal")
-    if not (getattr(module, "is_causal", True) if flag is None else flag):
-        return None
-    # torch aligns causal at the first key
-    return causal() if query.shape[-2] == key.shape[-2] else causal(offset=0)
+    if mask.dtype == torch.bool and original == "sdpa":
+        return mask, None
+    # eager attention adds what it is given, 1 where that is True
+    return None, mask if mask.is_floating_point() else mask.to(query.dtype)
 
 
 def function_of(module: torch.nn.Module, original: str) -> Callable[..., Any]:

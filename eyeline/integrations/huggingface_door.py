@@ -14,6 +14,7 @@ import inspect
 import itertools
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,16 +27,19 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
+from eyeline.calls import Missing
 from eyeline.errors import ModelError
-from eyeline.integrations import Handle, huggingface_attention, inside
+from eyeline.integrations import Handle, huggingface_attention, inside, recomputing
 from eyeline.integrations.huggingface_calls import Rules, call_of, function_of
-from eyeline.integrations.ran import Ran
-from eyeline.seen.call import Missing
+from eyeline.integrations.huggingface_ran import Ran
 
 OLDEST = (5, 18)
 # Without "sdpa", "flash", "flex" and "eager", which transformers looks for in names.
 _names = (f"eyeline_watch_{number}" for number in itertools.count())
 _taken: dict[str, str] = {}  # each name of ours that is in use → the implementation under it
+_open: list[_Door] = []  # in any order: the one that began last need not end first
+_spent: set[str] = set()  # names of ours that nobody uses any more
+_changing = threading.RLock()  # held while names are put in place or taken back
 _COMPARES = r"_attn_implementation\s*(?:==|!=|not in|in)[^\n]*[\"']{}[\"']"
 
 
@@ -74,20 +78,24 @@ class _Door:
         self.only_rules = only_rules
         self.ran = Ran(model)
         self.submodels = {n: m for n, m in model.named_modules() if isinstance(m, PreTrainedModel)}
+        # whose code calls no attention function by its name; there is no public way to ask
         self.closed = {
             id(m.config) for m in self.submodels.values() if not m._can_set_attn_implementation()
         }
         _check(self.submodels, self.closed)
         self.configs = _configs(model, self.closed)
-        self.before = [config._attn_implementation for config in self.configs]
-        self.names: dict[str, str] = {}  # implementation that the model had → our name for it
+        self.before: list[str] = []
+        self.names: set[str] = set()  # ours, each over an implementation that the model had
         self.hooks: list[Any] = []
         self.rules = Rules()
         self.replaced = False  # whether an output was not the model's own
         self.cache: Any = None  # that the running attention module was given
 
     def open(self) -> None:
-        self.claim()
+        with _changing:
+            self.before = [config._attn_implementation for config in self.configs]
+            _open.append(self)
+            self.claim()
         self.hooks = [
             self.model.register_forward_pre_hook(self.begin),
             *(m.register_forward_pre_hook(self.enter, with_kwargs=True) for m in self.ran.modules),
@@ -98,40 +106,65 @@ class _Door:
         ]
 
     def close(self) -> None:
-        for config, implementation in zip(self.configs, self.before, strict=True):
-            config._attn_implementation_internal = implementation
-        for name in self.names.values():  # there is no public way to take a name back
-            _taken.pop(name, None)
-            AttentionInterface._global_mapping.pop(name, None)
-            AttentionMaskInterface._global_mapping.pop(name, None)
         for hook in self.hooks:
             hook.remove()
+        with _changing:
+            if self in _open:
+                _open.remove(self)
+                self.give_back()
+
+    def give_back(self) -> None:
+        """Take our names out, from under others too that are still there."""
+        for config, implementation in zip(self.configs, self.before, strict=True):
+            now = config._attn_implementation
+            if now in self.names or not self.covers(now):
+                config._attn_implementation_internal = implementation
+        under = {name: _taken.pop(name) for name in self.names}
+        for name, original in _taken.items():
+            _taken[name] = under.get(original, original)
+        for door in _open:
+            door.before = [under.get(before, before) for before in door.before]
+        _spent.update(self.names)
+        while _spent and not _open:  # another thread may have read one, to look it up next
+            name = _spent.pop()  # there is no public way to take a name back
+            AttentionInterface._global_mapping.pop(name, None)
+            AttentionMaskInterface._global_mapping.pop(name, None)
 
     def claim(self, *_: Any) -> None:
         """Put a name of ours over every implementation that has none on top or under others."""
-        for config in self.configs:
-            original = config._attn_implementation
-            if self.covers(original):
-                continue
-            if original not in self.names:
-                name = self.names[original] = next(_names)
-                _taken[name] = original
-                self.register(name, original)
-            # The public setter would spread one name over configurations that differ.
-            config._attn_implementation_internal = self.names[original]
+        with _changing:
+            for config in self.configs if self in _open else ():
+                original = config._attn_implementation
+                if not self.covers(original):
+                    # The public setter would spread one name over configurations that differ.
+                    config._attn_implementation_internal = self.name_over(original)
+
+    def name_over(self, original: str) -> str:
+        for name in self.names:
+            if _taken[name] == original:
+                return name
+        name = next(_names)
+        self.names.add(name)
+        _taken[name] = original
+        self.register(name, original)
+        return name
 
     def covers(self, implementation: str) -> bool:
         """Whether a name of this door is in the chain of names that others have put over it."""
         while implementation in _taken:
-            if implementation in self.names.values():
+            if implementation in self.names:
                 return True
             implementation = _taken[implementation]
         return False
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy of the model would keep our hooks, and a name that is no longer there."""
+        raise ModelError(_COPIED)
+
     def begin(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             _refuse_compiled()
-        if _computing_again():
+        if recomputing():
             return
         self.ran.clear()
         self.start()
@@ -145,18 +178,27 @@ class _Door:
         return list(found.values())
 
     def returned(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not _computing_again():
+        if not recomputing():
             self.ran.returned(output)
 
     def finish(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not _computing_again():
+        if not recomputing():
             self.rules.clear()
             self.end()
 
     def end(self) -> None:
         self.missed(self.ran.missing())
 
-    def register(self, name: str, original: str) -> None:
+    def register(self, name: str, first: str) -> None:
+        """Make a name of ours known; `first` is the implementation that it is put over."""
+        AttentionInterface.register(name, self.attending(name, first))
+        # A name without a mask function is handed the mask as the caller gave it.
+        if first in ALL_MASK_ATTENTION_FUNCTIONS:
+            AttentionMaskInterface.register(name, self.masking(name, first))
+
+    def attending(self, name: str, first: str) -> Callable[..., Any]:
+        """The attention function under a name of ours."""
+
         def attend(
             module: torch.nn.Module,
             query: Tensor,
@@ -168,6 +210,7 @@ class _Door:
         ) -> Any:
             if torch.compiler.is_compiling():
                 _refuse_compiled()
+            original = _taken.get(name, first)
             function = function_of(module, original)
 
             def run() -> Any:
@@ -177,28 +220,30 @@ class _Door:
                 finally:
                     inside.reset(token)
 
-            if id(module) not in self.ran.paths:
+            if id(module) not in self.ran.paths or self not in _open:
                 return run()
-            if _computing_again():
+            if recomputing():
                 if self.replaced:
                     raise ModelError(_AGAIN)
                 return run()
             return self.hand(original, module, (query, key, value), attention_mask, kwargs, run)
+
+        return attend
+
+    def masking(self, name: str, first: str) -> Callable[..., Any]:
+        """The mask function under a name of ours."""
 
         def make_mask(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 _refuse_compiled()
             if self.only_rules and not args:
                 return huggingface_attention.make_mask(**kwargs)
-            mask = ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **kwargs)
+            mask = ALL_MASK_ATTENTION_FUNCTIONS[_taken.get(name, first)](*args, **kwargs)
             if not args:
                 self.rules.note(mask, kwargs)
             return mask
 
-        AttentionInterface.register(name, attend)
-        # A name without a mask function is handed the mask as the caller gave it.
-        if original in ALL_MASK_ATTENTION_FUNCTIONS:
-            AttentionMaskInterface.register(name, make_mask)
+        return make_mask
 
     def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
@@ -217,7 +262,7 @@ class _Door:
     ) -> Any:
         path = self.ran.paths[id(module)]
         crossing = self.ran.calls(path)
-        call = call_of(path, original, module, tensors, mask, self.rules, crossing, kwargs)
+        call = call_of(path, _own(original), module, tensors, mask, self.rules, crossing, kwargs)
         if getattr(self.cache, "is_compileable", False):  # a static cache writes in place
             call = replace(call, reused=True)
         result: Any = None
@@ -247,10 +292,23 @@ class _Door:
             raise ModelError(_AGAIN)
 
 
+def _own(implementation: str) -> str:
+    """The model's own implementation, under all names that were put over it."""
+    while implementation in _taken:
+        implementation = _taken[implementation]
+    return implementation
+
+
 _AGAIN = (
     "The model's attention was replaced (kernel='eyeline', or a block), and gradient checkpointing"
     " computes it again without that.\nTurn gradient checkpointing off first, or watch with the"
     " model's own kernel."
+)
+
+
+_COPIED = (
+    "The model is watched or blocked, and so would be its copy, when the block has long ended.\n"
+    "Copy or pickle it outside of the block; save_pretrained and state_dict work inside too."
 )
 
 
@@ -267,11 +325,6 @@ def _refuse() -> None:
 
 # the compiler leaves what it compiles here and calls this, at run time
 _refuse_compiled: Callable[[], None] = torch.compiler.disable(_refuse, reason=_COMPILED)
-
-
-def _computing_again() -> bool:
-    """Whether this is gradient checkpointing, which computes a layer again while going backward."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _configs(model: torch.nn.Module, closed: set[int]) -> list[Any]:

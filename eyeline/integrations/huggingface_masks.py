@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import masking_utils
 
-from eyeline.integrations.huggingface_runs import coded
-from eyeline.masks import Mask, causal, documents, only, window
-from eyeline.seen.place import Place, Sight, Span
+from eyeline.calls import Place, Sight, Span
+from eyeline.integrations.evaluated_masks import coded
+from eyeline.integrations.torch_calls import causal_from_first
+from eyeline.masks import Mask, both, causal, documents, only, window
 
 _Function = Callable[..., Any]
 
@@ -39,28 +40,6 @@ class Told:
     place: Place | None = None
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where the queries and keys of a mask stand in the whole text."""
-
-    q_length: int
-    kv_length: int
-    q_offset: int
-    kv_offset: int
-
-    @property
-    def offset(self) -> int | None:
-        """Position of query 0 among the keys; None for eyeline's own alignment at the end."""
-        first = self.q_offset - self.kv_offset
-        return None if first == self.kv_length - self.q_length else first
-
-    def queries(self, vector: Tensor) -> Tensor:
-        return vector[..., self.q_offset : self.q_offset + self.q_length]
-
-    def keys(self, vector: Tensor) -> Tensor:
-        return vector[..., self.kv_offset : self.kv_offset + self.kv_length]
-
-
 class _Untold(Exception):
     """A mask function that is not one of those known here."""
 
@@ -78,6 +57,15 @@ def skipped(arguments: dict[str, Any]) -> Told:
     return replace(found, place=_standing({**arguments, "attention_mask": None}, plain=True))
 
 
+def flagged(module: torch.nn.Module, flag: bool | None, Tq: int, Tk: int) -> Mask | None:
+    """What torch's SDPA lets through without a mask: causal by a flag, or else the module's own.
+
+    A single query sees everything.
+    """
+    wanted = getattr(module, "is_causal", True) if flag is None else flag
+    return causal_from_first(Tq, Tk) if wanted and Tq > 1 else None
+
+
 def bits(arguments: dict[str, Any]) -> Tensor:
     """The same mask as bool [B, 1, Tq, Tk], True where a key may be seen."""
     skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -87,6 +75,12 @@ def bits(arguments: dict[str, Any]) -> Tensor:
 
 def _standing(arguments: dict[str, Any], *, plain: bool) -> Place:
     """Where queries and keys stand, and the same rule over other spans of the text."""
+    padding = arguments.get("attention_mask")
+    if padding is not None and padding.ndim == 2:
+        padding = padding.to(torch.bool, copy=True)  # whoever made it may write into it again
+        arguments = {**arguments, "attention_mask": padding}
+    else:
+        padding = None
 
     def sight(span: Span) -> Sight:
         moved = {
@@ -101,7 +95,7 @@ def _standing(arguments: dict[str, Any], *, plain: bool) -> Place:
 
     first = int(arguments.get("q_offset", 0)), int(arguments.get("kv_offset", 0))
     making = _making(arguments.get("mask_function", masking_utils.causal_mask_function))
-    return Place(*first, sight, making, plain)
+    return Place(*first, sight, making, plain, padding)
 
 
 def _making(function: _Function) -> tuple[Any, ...]:
@@ -119,24 +113,24 @@ def _making(function: _Function) -> tuple[Any, ...]:
 
 
 def _told(arguments: dict[str, Any]) -> Told:
-    place = _Place(
-        q_length=int(arguments["q_length"]),
-        kv_length=int(arguments["kv_length"]),
-        q_offset=int(arguments.get("q_offset", 0)),
-        kv_offset=int(arguments.get("kv_offset", 0)),
+    span = Span(
+        query=int(arguments.get("q_offset", 0)),
+        queries=int(arguments["q_length"]),
+        key=int(arguments.get("kv_offset", 0)),
+        keys=int(arguments["kv_length"]),
     )
-    sizes = (place.q_length, place.kv_length)
-    keep = _kept(arguments.get("attention_mask"), place)
-    same = place.q_length == place.kv_length and place.q_offset == place.kv_offset
+    sizes = (span.queries, span.keys)
+    keep = _kept(arguments.get("attention_mask"), span)
+    same = span.queries == span.keys and span.query == span.key
     real = keep if same else None
     function = arguments.get("mask_function", masking_utils.causal_mask_function)
     try:
-        rule = _rule(function, place)
+        rule = _rule(function, span)
     except _Untold:
         rule = coded(lambda first, last: bits(_part(arguments, first, last)), *sizes)
         if rule is None:
             return Told(sizes, known=False, real=real)
-    return Told(sizes, known=True, mask=_both(rule, _only(keep)), real=real)
+    return Told(sizes, known=True, mask=both(rule, _only(keep)), real=real)
 
 
 def _only(keep: Tensor | None) -> Mask | None:
@@ -150,16 +144,16 @@ def _part(arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:
     return {"batch_size": 1, **arguments, **rows}
 
 
-def _kept(attention_mask: Tensor | None, place: _Place) -> Tensor | None:
+def _kept(attention_mask: Tensor | None, span: Span) -> Tensor | None:
     """bool [B, Tk] of a 2-D attention mask, with False where it ends too early."""
     if attention_mask is None or attention_mask.ndim != 2:
         return None
-    missing = place.kv_offset + place.kv_length - attention_mask.shape[-1]
-    keep = place.keys(pad(attention_mask.bool(), (0, max(missing, 0))))
+    missing = span.key + span.keys - attention_mask.shape[-1]
+    keep = span.of_keys(pad(attention_mask.bool(), (0, max(missing, 0))))
     return None if bool(keep.all()) else keep.clone()
 
 
-def _rule(function: _Function, place: _Place) -> Mask | None:
+def _rule(function: _Function, span: Span) -> Mask | None:
     parts = _conjuncts(function)
     if any(_made_by(part) == "packed_sequence_mask_function" for part in parts):
         # Inside one packed text positions differ as indices do, so the remap says nothing new.
@@ -177,14 +171,14 @@ def _rule(function: _Function, place: _Place) -> Mask | None:
             before = _least(before, held["sliding_window"])
             after = _least(after, held["sliding_window"])
         elif name == "or_masks":
-            others = _both(others, _any(held["mask_functions"], place))
+            others = both(others, _any(held["mask_functions"], span))
         elif name != "bidirectional_mask_function":
-            others = _both(others, _grouped(name, held, place))
-    return _both(_band(before, after, place), others)
+            others = both(others, _grouped(name, held, span))
+    return both(_band(before, after, span), others)
 
 
-def _any(functions: tuple[_Function, ...], place: _Place) -> Mask | None:
-    rules = [_rule(function, place) for function in functions]
+def _any(functions: tuple[_Function, ...], span: Span) -> Mask | None:
+    rules = [_rule(function, span) for function in functions]
     if any(rule is None for rule in rules):  # one of them sees everything
         return None
     union = rules[0]
@@ -193,33 +187,33 @@ def _any(functions: tuple[_Function, ...], place: _Place) -> Mask | None:
     return union
 
 
-def _band(before: int | None, after: int | None, place: _Place) -> Mask | None:
+def _band(before: int | None, after: int | None, span: Span) -> Mask | None:
     if before is None:
         if after is None:
             return None
-        return causal(place.offset) if after == 0 else window(place.kv_length, after, place.offset)
+        return causal(span.offset) if after == 0 else window(span.keys, after, span.offset)
     # A window that looks ahead without end is one that ends beyond the last key.
-    return window(before, place.kv_length if after is None else after, place.offset)
+    return window(before, span.keys if after is None else after, span.offset)
 
 
-def _grouped(name: str, held: dict[str, Any], place: _Place) -> Mask:
+def _grouped(name: str, held: dict[str, Any], span: Span) -> Mask:
     if name == "padding_mask_function":
-        return only(place.keys(held["padding_mask"]).clone())
+        return only(span.of_keys(held["padding_mask"]).clone())
     if name == "packed_sequence_mask_function":
         ids = held["packed_sequence_mask"]
-        return documents(place.keys(ids), place.queries(ids))
+        return documents(span.of_keys(ids), span.of_queries(ids))
     if name == "chunked_overlay":
         padded = held["left_padding"][:, None]
-        key_at = torch.arange(place.kv_length, device=padded.device) + place.kv_offset
-        query_at = torch.arange(place.q_length, device=padded.device) + place.q_offset
+        key_at = torch.arange(span.keys, device=padded.device) + span.key
+        query_at = torch.arange(span.queries, device=padded.device) + span.query
         size = held["chunk_size"]
         return documents((key_at - padded) // size, (query_at - padded) // size)
     if name == "blockwise_overlay":
         ids = held["block_sequence_ids"]
-        last = max(place.q_offset + place.q_length, place.kv_offset + place.kv_length)
+        last = max(span.query + span.queries, span.key + span.keys)
         ids = pad(ids, (0, max(last - ids.shape[-1], 0)), value=-1)
-        of_queries = place.queries(ids)  # below 0 are those outside of any block
-        return documents(place.keys(ids), of_queries.where(of_queries >= 0, -2))
+        of_queries = span.of_queries(ids)  # below 0 are those outside of any block
+        return documents(span.of_keys(ids), of_queries.where(of_queries >= 0, -2))
     raise _Untold(name)
 
 
@@ -253,9 +247,3 @@ def _held(function: _Function) -> dict[str, Any]:
 
 def _least(one: int | None, other: int) -> int:
     return other if one is None else min(one, other)
-
-
-def _both(one: Mask | None, other: Mask | None) -> Mask | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one & other

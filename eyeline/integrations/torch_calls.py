@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyeline.api import autocast
+from eyeline.calls import Call
 from eyeline.masks import Mask, causal, from_tensor
-from eyeline.seen.call import Call
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,9 @@ def attended(given: Given, inside: Multihead | None) -> Call | None:
     )
 
 
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """float32 and half precision tensors in the dtype that autocast makes attention compute in."""
-    device = tensors[0].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    lower = (torch.float32, torch.float16, torch.bfloat16)
-    return tuple(t.to(dtype) if t.dtype in lower else t for t in tensors)
+def causal_from_first(Tq: int, Tk: int) -> Mask:
+    """torch's `is_causal`, aligned at the first key: for as many queries as keys eyeline's own."""
+    return causal() if Tq == Tk else causal(offset=0)
 
 
 def _kind(given: Given) -> str:
@@ -175,8 +171,7 @@ def _masked(
     """(who may be seen, what is added)."""
     rule = None
     if given.is_causal:
-        same = given.query.shape[-2] == given.key.shape[-2]
-        rule = causal() if same else causal(offset=0)
+        rule = causal_from_first(given.query.shape[-2], given.key.shape[-2])
     mask = given.attn_mask
     if mask is None:
         return rule, None

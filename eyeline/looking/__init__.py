@@ -7,10 +7,9 @@ do, a few rows for a chosen word, one more pass over the one head that is drawn.
 from __future__ import annotations
 
 import difflib
-import operator
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +18,11 @@ import torch
 from eyeline import recording
 from eyeline.errors import ArgumentError, ModelError
 from eyeline.glossary import language
-from eyeline.looking import questions
+from eyeline.looking import asked, questions
+from eyeline.looking.asked import Model, kind, whole, within
 from eyeline.looking.data import DEFAULT_TEXT, READINGS, Look, Pair
 from eyeline.looking.units import Units
-from eyeline.models import DEFAULT, LoadedModel, known, load
+from eyeline.models import DEFAULT, LoadedModel, Progress, known
 from eyeline.models.loaded import quiet
 from eyeline.seen import Seen, watch
 from eyeline.tokens import Tokens, Words, from_ids
@@ -45,7 +45,7 @@ class _Ran:
 
 def look(
     text: str | Seen,
-    model: str | os.PathLike[str] | LoadedModel = "minilm",
+    model: Model = "minilm",
     *,
     layer: int | None = None,
     head: int | None = None,
@@ -57,7 +57,7 @@ def look(
     save: str | os.PathLike[str] | None = None,
     lang: str | None = None,
     download: bool = False,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Look:
     """Run `text` through a real model and say what its attention does.
 
@@ -80,9 +80,9 @@ def look(
     ('keys', 3, 1, 0.5)
     """
     _check_choice(by, token)
-    top = _whole("top", top)
-    layer = None if layer is None else _whole("layer", layer)
-    head = None if head is None else _whole("head", head)
+    top = whole("top", top)
+    layer = None if layer is None else whole("layer", layer)
+    head = None if head is None else whole("head", head)
     if top < 1:
         raise ArgumentError(f"top={top} names no word: give 1 or more.")
     started = time.perf_counter()
@@ -134,29 +134,15 @@ def look(
     )
 
 
-def _loaded(
-    model: str | os.PathLike[str] | LoadedModel,
-    download: bool,
-    progress: Callable[[str], None] | None,
-) -> LoadedModel:
-    if isinstance(model, LoadedModel):
-        return model
-    if isinstance(model, (str, os.PathLike)):
-        return load(model, download=download, progress=progress)
-    raise ModelError(
-        f"model is {_kind(model)}, and look takes a name or what eyeline.models.load returned."
-    )
-
-
 def _given(
     text: str,
-    model: str | os.PathLike[str] | LoadedModel,
+    model: Model,
     download: bool,
-    progress: Callable[[str], None] | None,
+    progress: Progress | None,
 ) -> tuple[LoadedModel, Tokens]:
     """The model and the text as it reads it."""
     _check_text(text)
-    loaded = _loaded(model, download, progress)
+    loaded = asked.loaded(model, download, progress)
     tokens = loaded.tokens(text)
     if not any(start < stop for start, stop in tokens.offsets):
         raise ArgumentError("The text is empty: give a few words to look at.")
@@ -230,12 +216,9 @@ def _choose(
     pairs: list[Pair],
 ) -> tuple[int, int, str]:
     """The head to draw, and why: asked for, the token's strongest, or leading by the reading."""
-    if layer is not None and not 0 <= layer < len(overview):
-        raise ArgumentError(f"There is no layer {layer}: the layers are 0 to {len(overview) - 1}.")
-    layers = range(len(overview)) if layer is None else [layer]
-    most = max(len(overview[at]) for at in layers)
-    if head is not None and not 0 <= head < most:
-        raise ArgumentError(f"There is no head {head}: the heads are 0 to {most - 1}.")
+    layers = range(len(overview)) if layer is None else [within("layer", layer, len(overview))]
+    if head is not None:
+        within("head", head, max(len(overview[at]) for at in layers))
     if layer is not None and head is not None:
         return layer, head, "asked"
     fitting = [
@@ -251,7 +234,7 @@ def _choose(
 
 def _check_text(text: str) -> None:
     if not isinstance(text, str):
-        raise ArgumentError(f"The text is {_kind(text)}: give it as a str.")
+        raise ArgumentError(f"The text is {kind(text)}: give it as a str.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -266,27 +249,14 @@ def _check_choice(by: str, token: str | int | None) -> None:
     if not isinstance(by, str) or by not in READINGS:
         raise ArgumentError(f"There is no reading “{by}”: choose one of {', '.join(READINGS)}.")
     if token is not None and not isinstance(token, str):
-        _whole("token", token, "a word of the text or its index")
-
-
-def _whole(name: str, value: object, wanted: str = "a whole number") -> int:
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-    raise ArgumentError(f"{name} is {value!r}, {_kind(value)}: give {wanted}.")
+        whole("token", token, "a word of the text or its index")
 
 
 def _count(generate: object) -> int:
-    count = _whole("generate", generate)
+    count = whole("generate", generate)
     if count < 0:
         raise ArgumentError(f"generate={generate} is no number of tokens: give 0 or more.")
     return count
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _readers(name: str, tokens: Tokens) -> tuple[str, ...]:

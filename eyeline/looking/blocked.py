@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +14,9 @@ from torch import Tensor
 from eyeline.acting import block
 from eyeline.errors import ArgumentError
 from eyeline.glossary import language
-from eyeline.models import LoadedModel, load
+from eyeline.looking import asked
+from eyeline.looking.asked import Model
+from eyeline.models import Progress
 from eyeline.tokens import from_ids
 
 Heads = str | Iterable[str]
@@ -55,12 +56,12 @@ class Without:
 def without(
     text: str,
     heads: Heads,
-    model: str | os.PathLike[str] | LoadedModel = "smollm2",
+    model: Model = "smollm2",
     *,
     top: int = 8,
     lang: str | None = None,
     download: bool = False,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Without:
     """How a causal model's next token after `text` changes where `heads` give 0.
 
@@ -75,10 +76,7 @@ def without(
     names = _named(heads)
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise ArgumentError(f"top={top!r} names no token: give 1 or more.")
-    if isinstance(model, LoadedModel):
-        loaded = model
-    else:
-        loaded = load(model, download=download, progress=progress)
+    loaded = asked.loaded(model, download, progress)
     language_model: Any = loaded.language_model()
     tokens = loaded.tokens(text)
     inputs = loaded.inputs(tokens)

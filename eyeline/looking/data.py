@@ -133,19 +133,19 @@ class Look:
 
     def save_html(self, path: str | Path) -> None:
         """Write one self-contained page: no script, nothing fetched, under 300 kB."""
-        Path(path).write_text(_view("page").page(self), encoding="utf-8")
+        Path(path).write_text(view("page").page(self), encoding="utf-8")
 
     def save_svg(self, path: str | Path) -> None:
         """Write a figure: the fan of the chosen token, else the map."""
-        Path(path).write_text(_view("figure").figure(self), encoding="utf-8")
+        Path(path).write_text(view("figure").figure(self), encoding="utf-8")
 
     def __str__(self) -> str:
-        return str(_view("terminal").screen(self))
+        return str(view("terminal").screen(self))
 
     def _repr_html_(self) -> str:
-        return str(_view("page").fragment(self))
+        return str(view("page").fragment(self))
 
 
-def _view(name: str) -> Any:
-    """A module of eyeline.views. They show this data and so come after it; loaded when shown."""
+def view(name: str) -> Any:
+    """A module of eyeline.views. They show what a look found and so come after it; loaded then."""
     return importlib.import_module(f"eyeline.views.{name}")

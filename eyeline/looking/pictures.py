@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,10 @@ from torch import Tensor
 
 from eyeline.errors import ArgumentError
 from eyeline.glossary import language
-from eyeline.models import LoadedModel, load, read_picture
+from eyeline.looking import asked
+from eyeline.looking.asked import Model, within
+from eyeline.looking.data import view
+from eyeline.models import Progress, read_picture
 from eyeline.models.pictures import CLASS, Picture
 from eyeline.seen import watch
 
@@ -79,28 +80,28 @@ class PictureLook:
 
     def save_html(self, path: str | Path) -> None:
         """Write one self-contained page: no script, nothing fetched."""
-        Path(path).write_text(_view().page(self), encoding="utf-8")
+        Path(path).write_text(view("picture").page(self), encoding="utf-8")
 
     def save_svg(self, path: str | Path) -> None:
         """Write the picture with its heat map over it."""
-        Path(path).write_text(_view().figure(self), encoding="utf-8")
+        Path(path).write_text(view("picture").figure(self), encoding="utf-8")
 
     def __str__(self) -> str:
-        return str(_view().screen(self))
+        return str(view("picture").screen(self))
 
     def _repr_html_(self) -> str:
-        return str(_view().fragment(self))
+        return str(view("picture").fragment(self))
 
 
 def look_at(
     picture: str | os.PathLike[str] | Picture,
-    model: str | LoadedModel = "dinov2",
+    model: Model = "dinov2",
     *,
     layer: int | None = None,
     head: int | None = None,
     token: str = CLASS,
     lang: str | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> PictureLook:
     """Run a picture through DINOv2 and say what one of its tokens looks at.
 
@@ -118,7 +119,7 @@ def look_at(
     >>> print(f"{sum(map(sum, look.values)) + look.rest:.3f}")
     1.000
     """
-    loaded = load(model, progress=progress) if isinstance(model, str) else model
+    loaded = asked.loaded(model, progress=progress)
     loaded.expect("picture")
     read = picture if isinstance(picture, Picture) else read_picture(picture)
     name = "a picture" if isinstance(picture, Picture) else os.path.basename(os.fspath(picture))
@@ -126,11 +127,11 @@ def look_at(
     started = time.perf_counter()
     with torch.no_grad(), watch(loaded.model) as seen:
         loaded.model(**read.inputs())
-    chosen = _within("layer", layer, len(seen), len(seen) - 1)
+    chosen = len(seen) - 1 if layer is None else within("layer", layer, len(seen))
     # one row of each head: [layers, heads, tokens]
     rows = torch.stack([weights[0, :, at] for weights in seen]).float()
     if head is not None:
-        head = _within("head", head, rows.shape[1], 0)
+        within("head", head, rows.shape[1])
     row = rows[chosen].mean(0) if head is None else rows[chosen, head]
     best = row[1:].topk(min(_NAMED, len(row) - 1))
     names = read.tokens().pieces[1:]
@@ -187,16 +188,3 @@ def _index(token: str, picture: Picture) -> int:
             " token of the whole picture."
         )
     return 1 + row * picture.columns + column
-
-
-def _within(name: str, asked: int | None, count: int, default: int) -> int:
-    if asked is None:
-        return default
-    if not 0 <= asked < count:
-        raise ArgumentError(f"There is no {name} {asked}: the {name}s are 0 to {count - 1}.")
-    return asked
-
-
-def _view() -> Any:
-    """How it is shown; views come after what they show, so that is loaded when shown."""
-    return importlib.import_module("eyeline.views.picture")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.errors import ArgumentError
 from eyeline.glossary import Phrases, language
+from eyeline.looking import asked
 from eyeline.looking.alignment import aligned
-from eyeline.models import LoadedModel, Sound, Transcript, load, read_sound, transcribe
+from eyeline.looking.asked import Model, within
+from eyeline.looking.data import view
+from eyeline.models import LoadedModel, Progress, Sound, Transcript, read_sound, transcribe
 from eyeline.models.sounds import FRAME, LONGEST, RATE
 from eyeline.seen import Seen, watch
 
@@ -65,27 +66,27 @@ class SoundLook:
 
     def save_html(self, path: str | Path) -> None:
         """Write one self-contained page: no script, nothing fetched."""
-        Path(path).write_text(_view().page(self), encoding="utf-8")
+        Path(path).write_text(view("sound").page(self), encoding="utf-8")
 
     def save_svg(self, path: str | Path) -> None:
         """Write the map of words over time as a figure."""
-        Path(path).write_text(_view().figure(self), encoding="utf-8")
+        Path(path).write_text(view("sound").figure(self), encoding="utf-8")
 
     def __str__(self) -> str:
-        return str(_view().screen(self))
+        return str(view("sound").screen(self))
 
     def _repr_html_(self) -> str:
-        return str(_view().fragment(self))
+        return str(view("sound").fragment(self))
 
 
 def listen(
     sound: str | os.PathLike[str] | Sound,
-    model: str | LoadedModel = "whisper",
+    model: Model = "whisper",
     *,
     layer: int | None = None,
     head: int | None = None,
     lang: str | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> SoundLook:
     """Let Whisper write down what is said, and say where in time it listened for each word.
 
@@ -100,7 +101,7 @@ def listen(
     >>> look.duration, len(look.heads)
     (1.0, 8)
     """
-    loaded = load(model, progress=progress) if isinstance(model, str) else model
+    loaded = asked.loaded(model, progress=progress)
     loaded.expect("sound")
     read = sound if isinstance(sound, Sound) else read_sound(sound)
     started = time.perf_counter()
@@ -165,9 +166,9 @@ def _heads(
     loaded: LoadedModel, cross: Sequence[Any], layer: int | None, head: int | None
 ) -> tuple[tuple[int, int], ...]:
     count = cross[0].shape[1]
-    for name, asked, limit in (("layer", layer, len(cross)), ("head", head, count)):
-        if asked is not None and not 0 <= asked < limit:
-            raise ArgumentError(f"There is no {name} {asked}: the {name}s are 0 to {limit - 1}.")
+    for name, number, limit in (("layer", layer, len(cross)), ("head", head, count)):
+        if number is not None:
+            within(name, number, limit)
     if layer is None and head is None:
         config: Any = loaded.model.generation_config
         return tuple((int(a), int(b)) for a, b in config.alignment_heads)
@@ -194,8 +195,3 @@ def _words(heard: Transcript) -> tuple[tuple[str, ...], list[tuple[int, int]]]:
         if not special and any(char.isalnum() for char in label)
     ]
     return tuple(label for label, _ in kept), [span for _, span in kept]
-
-
-def _view() -> Any:
-    """How it is shown; views come after what they show, so that is loaded when shown."""
-    return importlib.import_module("eyeline.views.sound")

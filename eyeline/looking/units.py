@@ -1,4 +1,4 @@
-"""What is shown of a text, words or pieces, in the form that readings of weights take."""
+"""A text by what is shown of it, its words or pieces, as vectors over its tokens."""
 
 from __future__ import annotations
 

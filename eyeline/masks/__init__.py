@@ -8,7 +8,7 @@ last key; `offset=` replaces `Tk - Tq`.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -189,6 +189,22 @@ def _whole(value: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise MaskError(f"{name} takes an int, not {type(value).__name__}.")
     return value
+
+
+@overload
+def both(one: Mask, other: Mask | Tensor | None) -> Mask: ...
+@overload
+def both(one: Mask | None, other: Mask | None) -> Mask | None: ...
+@overload
+def both(one: Mask | Tensor | None, other: Mask | Tensor | None) -> Mask | Tensor | None: ...
+def both(one: Mask | Tensor | None, other: Mask | Tensor | None) -> Mask | Tensor | None:
+    """What two masks, rules or bool tensors, both let through; None lets everything through."""
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one & other
+    one, other = (from_tensor(m) if isinstance(m, Tensor) else m for m in (one, other))
+    return one & other
 
 
 def _offset(value: int | None, rule: str) -> int | None:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -133,6 +134,16 @@ def ready(
         reads=reads,
         source=source,
     )
+
+
+def check_complete(path: Path, report: dict[str, Any]) -> None:
+    """Raise ModelError unless transformers found every weight, and used every weight given."""
+    wrong = [str(name) for key in ("missing_keys", "unexpected_keys") for name in report[key]]
+    if wrong:
+        raise ModelError(
+            f"{path.name} does not fit the model: {', '.join(sorted(wrong)[:3])} and"
+            f" {len(wrong) - 1} others are missing or not known."
+        )
 
 
 @contextmanager

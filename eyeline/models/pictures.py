@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from eyeline.errors import ModelError
+from eyeline.models.loaded import check_complete
 from eyeline.tokens import Tokens, assemble
 
 if TYPE_CHECKING:
@@ -111,18 +112,8 @@ def build(path: Path) -> torch.nn.Module:
         state_dict={name: torch.from_numpy(np.array(w)) for name, w in weights.items()},
         output_loading_info=True,
     )
-    complete(path, report)
+    check_complete(path, report)
     return model
-
-
-def complete(path: Path, report: dict[str, Any]) -> None:
-    """Raise ModelError unless transformers found every weight, and used every weight given."""
-    wrong = [str(name) for key in ("missing_keys", "unexpected_keys") for name in report[key]]
-    if wrong:
-        raise ModelError(
-            f"{path.name} does not fit the model: {', '.join(sorted(wrong)[:3])} and"
-            f" {len(wrong) - 1} others are missing or not known."
-        )
 
 
 def _opened(source: str | os.PathLike[str] | Image.Image) -> Image.Image:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from eyeline.errors import ModelError
-from eyeline.models.loaded import LoadedModel, quiet
-from eyeline.models.pictures import complete
+from eyeline.models.loaded import LoadedModel, check_complete, quiet
 from eyeline.tokens import Tokens, from_ids
 
 RATE = 16_000  # samples per second that Whisper was trained with
@@ -139,7 +138,7 @@ def build(folder: Path) -> torch.nn.Module:
         state_dict={name: torch.from_numpy(np.array(w)).float() for name, w in weights.items()},
         output_loading_info=True,
     )
-    complete(folder, report)
+    check_complete(folder, report)
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model.generation_config = _generation(settings, tokenizer)

@@ -85,10 +85,11 @@ class Plan:
 
 def write(path: Path, description: dict[str, Any], plan: Plan) -> None:
     """Write the file at once or not at all, readable by its owner alone."""
-    if path.exists() and not path.is_file():
-        raise RecordingError(f"{path} is no file: name a file that may be written.")
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    beside = path
     try:
+        if path.exists() and not path.is_file():
+            raise RecordingError(f"{path} is no file: name a file that may be written.")
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
         with os.fdopen(handle, "wb") as file:
             _fill(file, description, plan)
@@ -96,8 +97,9 @@ def write(path: Path, description: dict[str, Any], plan: Plan) -> None:
     except OSError as error:
         raise RecordingError(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
+        if beside != path:
+            with contextlib.suppress(OSError):
+                beside.unlink()
 
 
 def _fill(file: BinaryIO, description: dict[str, Any], plan: Plan) -> None:
@@ -151,8 +153,8 @@ def _compact(value: Any) -> str:
 class Container:
     """A file that is open for reading: its description, and its tensors as views of the mapping.
 
-    A tensor costs no memory before its numbers are used. `checked` compares its checksum first,
-    once, and raises RecordingError where it differs.
+    A tensor costs no memory before its numbers are used. `check` compares them with its checksum,
+    once, and raises RecordingError where they differ.
     """
 
     def __init__(self, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ _TEXTS = ("name", "kind", "kernel")
 _NUMBERS = ("scale", "softcap", "dropout")
 _TENSORS = ("q", "k", "v", "additive", "sinks", "real")
 _ROWS = ("lse", "m", "l")  # of each row: log Σ exp, the largest score, the sum relative to it
+_EMPTY = 2**20  # the largest size of a tensor that holds nothing, and costs the file nothing
 _REPEATED = ("bias", "additive", "sinks")  # what broadcasts against the weights
 
 T = TypeVar("T")
@@ -152,7 +154,7 @@ class Reader:
         """One entry of a part of the description, which must be of this type."""
         value = told.get(name) if isinstance(told, dict) else None
         value = float(value) if kind is float and type(value) is int else value
-        if type(value) is not kind:
+        if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
             self.file.damaged(f"{name} is no {kind.__name__}")
         return value
 
@@ -191,6 +193,7 @@ class Reader:
         B, Hq, Tq, D = q.shape
         fits = k.shape[0] == B and k.shape[3] == D and k.dtype == q.dtype and k.shape[1] > 0
         fits = fits and Hq % max(k.shape[1], 1) == 0
+        fits = fits and D > 0 and (q.numel() > 0 or max(*q.shape, *k.shape) <= _EMPTY)
         fits = fits and (v is None or (v.dtype == q.dtype and v.shape[:3] == k.shape[:3]))
         rows = {name: self.tensor(self.get(told, name, str), _FLOATS[:2], 3) for name in _ROWS}
         fits = fits and all(tuple(t.shape) == (B, Hq, Tq) for t in rows.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eyeline.seen.call import Call, Missing
+from eyeline.calls import Call, Missing
 from eyeline.seen.result import Seen
 from eyeline.seen.watching import watch
 

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from eyeline import biases, masks
+from eyeline.calls import Call, Missing, Place, Sight, Span
 from eyeline.errors import ModelError
-from eyeline.integrations import searches
+from eyeline.integrations import huggingface_generate
 from eyeline.masks import Mask
-from eyeline.seen.call import Call, Missing
 from eyeline.seen.keeping import kept
-from eyeline.seen.place import Place, Sight, Span
 from eyeline.seen.result import Seen
 from eyeline.seen.rows import Rows
 
@@ -38,6 +37,7 @@ class Steps:
         self._seen, self._values = seen, values
         self._layers: dict[str, _Layer] = {}
         self._written: list[bool] = []  # per row of the text: whether the model wrote the token
+        self._prompt = 0  # how many tokens a `generate` was given
         self._before: list[Call] = []  # of parts that ran alone, as an encoder before the decoder
         self._running = False  # inside of a forward pass
         self._undecided = True  # no call of this pass has come yet
@@ -48,14 +48,14 @@ class Steps:
 
     def start(self) -> None:
         """A forward pass begins."""
-        if (search := searches.search()) is not None:
+        if (search := huggingface_generate.search()) is not None:
             raise ModelError(
                 f"watch() follows a generate that writes one text, and this one runs {search},"
-                " which tries several and drops most.\nSet num_beams=1 and no assistant, prompt"
-                f" lookup or penalty_alpha, or watch what came out. {_INSTEAD}"
+                " which reads others beside it.\nSet num_beams=1 and no assistant, prompt lookup,"
+                f" penalty_alpha or guidance_scale, or watch what came out. {_INSTEAD}"
             )
         self._running = self._undecided = True
-        self._continuing, self._stage = False, searches.stage()
+        self._continuing, self._stage = False, huggingface_generate.stage()
 
     def add(self, call: Call) -> None:
         """An attention was called."""
@@ -121,11 +121,7 @@ class Steps:
             return False
         same = layer.recalls(call, place)
         if not same and call.place is not None:
-            raise ModelError(
-                f"The keys in the cache of {call.name} are not those that were seen: the cache was"
-                " reordered, as beam search does, quantised or changed by hand, so these steps are"
-                f" no single text.\n{_INSTEAD}"
-            )
+            raise _other_keys(call.name)
         return same
 
     def _new(self, call: Call) -> None:
@@ -145,9 +141,13 @@ class Steps:
             return
         count = texts[-1].end - texts[-1].first[0]
         added = self._step if self._continuing else count
+        if self._stage == "prompt":
+            self._prompt = count
         written = self._continuing and added == 1 and self._stage != "prompt"
         before = [*self._written[: count - added], *[False] * (count - added)][: count - added]
         self._written = before + [written] * added
+        if self._stage == "writing" and not self._continuing:  # without a cache all is read again
+            self._written = [at >= self._prompt for at in range(count)]
         if self._stage is not None or any(self._written):
             device = texts[-1].call.q.device
             self._seen.generated = torch.tensor(self._written, device=device)
@@ -188,8 +188,10 @@ class _Layer:
         """Whether the newest key that a call found in its cache is the last one that was seen."""
         held = self.rows["k"].tensor if self.rows else self.call.k
         at = place.query - 1 - place.key
-        if held.shape[:2] != call.k.shape[:2] or not 0 <= at < call.k.shape[-2]:
+        if held.shape[:2] != call.k.shape[:2] or at >= call.k.shape[-2]:
             return False
+        if at < 0:  # it was let go of, and no query of this step looks at it
+            return True
         return torch.equal(held[..., -1, :], call.k[..., at, :])
 
     def follow(self, call: Call) -> bool:
@@ -197,6 +199,8 @@ class _Layer:
         place = self.place_of(call) if self.grows else None
         if self.grows and (place is None or place.query != self.end):
             return False
+        if place is not None and not self.recalls(call, place):
+            raise _other_keys(call.name)
         if not self.grows and call.k.shape != self.call.k.shape:
             return False
         bias = _bias_after(self, call)
@@ -249,7 +253,7 @@ class _Layer:
         if not self.places:
             self.places.append((self.first[0], _plainly(self.first[0])))
         start, last = self.places[-1]
-        if last.plain or last.making == place.making:
+        if place.goes_on(last):
             self.places[-1] = (start, place)
         else:
             self.places.append((place.query, place))
@@ -280,8 +284,7 @@ def _plainly(query: int) -> Place:
     """A place in a text where nothing but causality hides anything."""
 
     def sight(span: Span) -> Sight:
-        offset = span.query - span.key
-        return Sight(masks.causal(None if offset == span.keys - span.queries else offset), None)
+        return Sight(masks.causal(span.offset), None)
 
     return Place(query, 0, sight, "plain", plain=True)
 
@@ -297,9 +300,7 @@ def _sight(places: Sequence[tuple[int, Place]], span: Span, device: torch.device
     for sight, start, stop in zip(found, starts, [*starts[1:], span.queries], strict=True):
         inside = (rows >= start) & (rows < stop)
         part = masks.intervals(torch.zeros_like(rows), inside * span.keys)
-        if sight.mask is not None:
-            rule = sight.mask
-            part = part & (masks.from_tensor(rule) if isinstance(rule, Tensor) else rule)
+        part = masks.both(part, sight.mask)
         union = part if union is None else union | part
     return Sight(union, found[-1].real)
 
@@ -345,6 +346,14 @@ def _one_row(before: Call, now: Call, name: str) -> Any:
     if len(tensors) == 1 or any(not torch.equal(t, row.expand_as(t)) for t in tensors):
         raise _no_rule(now.name, "mask")
     return row
+
+
+def _other_keys(name: str) -> ModelError:
+    return ModelError(
+        f"The keys in the cache of {name} are not those that were seen: the cache is of another"
+        " text, or was reordered, as beam search does, quantised or changed by hand, so these steps"
+        f" are no single text.\n{_INSTEAD}"
+    )
 
 
 def _no_rule(name: str, what: str) -> ModelError:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from eyeline.calls import Call
 from eyeline.errors import StaleError
-from eyeline.seen.call import Call
+from eyeline.masks import Mask
 
 _TOO_MUCH = 2  # a reference may keep so many times the bytes that are looked at
 _WHOLE = 0.9  # a storage of which so much is kept anyway is kept as it is
@@ -33,7 +34,8 @@ def kept(call: Call, values: bool) -> Call:
 
 def versions(call: Call) -> tuple[int, ...]:
     """torch's counts of in-place changes to what is held; none for inference tensors."""
-    held = (call.q, call.k, call.bias, call.additive, call.sinks)
+    masks = call.mask.spec()[1] if isinstance(call.mask, Mask) else [call.mask]
+    held = (call.q, call.k, call.v, call.bias, call.additive, call.sinks, *masks)
     return tuple(t._version for t in held if isinstance(t, Tensor) and not t.is_inference())
 
 
@@ -41,8 +43,9 @@ def check(call: Call, before: tuple[int, ...]) -> None:
     """Raise StaleError where a call's tensors were changed in place since."""
     if versions(call) != before:
         raise StaleError(
-            f"The queries, keys or bias of {call.name} were changed in place after the model used"
-            " them, so its weights are gone.\nAsk for them inside of the block, before the change."
+            f"The queries, keys, values, mask or bias of {call.name} were changed in place after"
+            " the model used them, so its weights are gone.\nAsk for them inside of the block,"
+            " before the change."
         )
 
 

@@ -1,28 +1,25 @@
-"""What one forward pass saw: its attention calls in order, as lazy weights by number and name."""
+"""What was seen of one text: the attention calls in order, as lazy weights by number and name."""
 
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from eyeline.calls import Call, Missing
 from eyeline.errors import ArgumentError, ModelError
 from eyeline.lazy import Weights
-from eyeline.seen import keeping, table
-from eyeline.seen.call import Call, Missing
-from eyeline.seen.spanned import SeenWords
+from eyeline.seen import keeping, names, table
+from eyeline.seen.words import SeenWords
 
 if TYPE_CHECKING:
     from eyeline.tokens import Tokens
 
-_HEAD = re.compile(r"L(\d+)H(\d+)")
-
 
 class Seen:
-    """The attention calls of one forward pass, in the order in which they ran.
+    """The attention calls of one forward pass, or of one generated text, in the order they ran in.
 
     `seen[3]` is the lazy weights [B, H, Tq, Tk] of layer 3, `seen["L3H1"]` those of its head 1
     ([Tq, Tk] for a batch of one, else [B, Tq, Tk]), `seen["encoder.layer.3"]` finds a layer by
@@ -82,19 +79,26 @@ class Seen:
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, key: int | str) -> Weights:
-        if isinstance(key, str) and (found := _HEAD.fullmatch(key)):
-            layer, head = (int(number) for number in found.groups())
-            return self._head(key, layer, head)
-        index = self._index(key)
-        if index not in self._weights:
-            self._weights[index] = self._made(index)
-        return self._weights[index]
+        layer, head = self._place(key)
+        if layer not in self._weights:
+            self._weights[layer] = self._made(layer)
+        weights = self._weights[layer]
+        return weights if head is None else names.one_head(weights, head)
 
     def __repr__(self) -> str:
         return table.text(self._calls, self._missing, self.kernel)
 
     def _repr_html_(self) -> str:
         return table.html(self._calls, self._missing, self.kernel)
+
+    def __getstate__(self) -> dict[str, Any]:
+        for call, before in zip(self._calls, self._versions, strict=True):
+            keeping.check(call, before)
+        return {**vars(self), "_weights": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._versions = [keeping.versions(call) for call in self._calls]
 
     def real(self, key: int | str) -> Tensor | None:
         """bool [B, T], False for the rows of a layer that are padding; None where all are real.
@@ -106,7 +110,9 @@ class Seen:
 
     def values(self, key: int | str) -> Tensor:
         """v [B, Hk, Tk, Dv] of a layer, of a model watched with `values=True`."""
-        call = self._calls[self._index(key)]
+        index = self._index(key)
+        call = self._calls[index]
+        keeping.check(call, self._versions[index])
         if call.v is None:
             raise ArgumentError(
                 f"The values of {call.name} were not kept: watch(model, values=True) keeps them."
@@ -141,15 +147,19 @@ class Seen:
         keeping.check(self._calls[index], self._versions[index])
         return self._calls[index].weights()
 
-    def _head(self, key: str, layer: int, head: int) -> Weights:
-        found = self[layer]
-        if head >= found.shape[1]:
+    def _place(self, key: int | str) -> tuple[int, int | None]:
+        """(layer, head) of "L3H1", (layer, None) of any other key; an error for none of these."""
+        named = names.parsed(key)
+        if named is None or named[1] is None:
+            return self._index(key), None
+        layer, head = self._index(named[0]), named[1]
+        heads = self._calls[layer].q.shape[1]
+        if head >= heads:
             raise ModelError(
                 f"There is no {key}: layer {layer} ({self.names[layer]}) has heads 0 to"
-                f" {found.shape[1] - 1}."
+                f" {heads - 1}."
             )
-        chosen: Weights = found[0, head] if found.shape[0] == 1 else found[:, head]
-        return chosen
+        return layer, head
 
     def _index(self, key: int | str) -> int:
         if isinstance(key, bool) or not isinstance(key, (int, str)):
@@ -167,16 +177,15 @@ class Seen:
         return key % len(self)
 
     def _named(self, key: str) -> int:
-        names = self.names
-        exact = [i for i, name in enumerate(names) if name == key]
+        exact = [i for i, name in enumerate(self.names) if name == key]
         below = (f"{key}.", f"{key}#")
-        found = exact or [i for i, name in enumerate(names) if name.startswith(below)]
+        found = exact or [i for i, name in enumerate(self.names) if name.startswith(below)]
         if len(found) == 1:
             return found[0]
         if not found and (unseen := self._unseen(key)):
             raise ModelError(unseen)
         problem = "is the beginning of several" if found else "is none"
-        listed = [names[i] for i in found] or list(names)
+        listed = [self.names[i] for i in found] or list(self.names)
         shown = ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
         raise ModelError(
             f"{key!r} {problem} of the layers that were seen: {shown}.\n"

@@ -7,8 +7,8 @@ from html import escape
 
 from torch import Tensor
 
+from eyeline.calls import Call, Missing
 from eyeline.masks import Mask
-from eyeline.seen.call import Call, Missing
 
 HEADS = ("", "layer", "kind", "B", "heads", "Tq", "Tk", "D", "mask")
 _ENDS = 20  # so many rows are shown of each end of a long table

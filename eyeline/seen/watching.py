@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from eyeline import integrations
+from eyeline.calls import Call
 from eyeline.errors import ArgumentError, ModelError
-from eyeline.seen.call import Call
 from eyeline.seen.generation import Steps
 from eyeline.seen.result import Seen
 

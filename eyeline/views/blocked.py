@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from eyeline.views.canvas import AT, SOFT, Canvas
+from eyeline.views.canvas import AT, SOFT, Canvas, as_text
+from eyeline.views.commands import quoted
 from eyeline.views.labels import printable, shorten
-from eyeline.views.terminal import quoted
 
 if TYPE_CHECKING:
     from eyeline.looking.blocked import Without
@@ -23,9 +23,7 @@ _BAR = 20  # cells for a probability of 1
 
 def screen(found: Without, width: int = 80) -> str:
     """The screen as plain text."""
-    file = io.StringIO()
-    show(found, Console(file=file, width=width, color_system=None), encoding="utf-8")
-    return file.getvalue().rstrip("\n")
+    return as_text(partial(show, found), width)
 
 
 def show(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
+
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -15,6 +18,13 @@ RAMP, ASCII_RAMP = " ·░▒▓█", " .:+*@"
 _ASCII = str.maketrans(
     {"→": "->", "…": "...", "·": "-", "×": "x", "±": "+-", "“": '"', "”": '"', "█": "#"}
 )
+
+
+def as_text(show: Callable[..., None], width: int) -> str:
+    """What `show(console, encoding=...)` prints on a screen of this width, without colour."""
+    file = io.StringIO()
+    show(Console(file=file, width=width, color_system=None), encoding="utf-8")
+    return file.getvalue().rstrip("\n")
 
 
 class Canvas:

@@ -1,4 +1,4 @@
-"""Words as they can be shown: no control characters, no endless ones, named cells of a map."""
+"""Words and numbers as they can be shown: no control characters, nothing endless, in few cells."""
 
 from __future__ import annotations
 
@@ -58,3 +58,36 @@ def cells(words: Sequence[str], edges: Sequence[int], limit: int) -> list[str]:
         else shorten(words[first], limit - 1).rstrip("…") + "…"
         for first, last in zip(edges, edges[1:], strict=False)
     ]
+
+
+def size(count: float) -> str:
+    """Bytes for people.
+
+    >>> size(139_392), size(69_120_000_000)
+    ('139 kB', '69 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def seconds(count: float) -> str:
+    """Seconds for people.
+
+    >>> seconds(0.0312), seconds(83.4)
+    ('0.03', '83')
+    """
+    return f"{count:.2f}" if count < 10 else f"{count:.0f}"
+
+
+def number(value: float, share: bool) -> str:
+    """A head's reading in two or three characters: a share in percent, else the number itself.
+
+    >>> number(0.483, True), number(2.345, False), number(512.3, False)
+    ('48', '2.3', '512')
+    """
+    if share:
+        return f"{100 * value:.0f}"
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"

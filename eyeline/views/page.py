@@ -12,10 +12,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from eyeline.glossary import Phrases
+from eyeline.views.commands import named
 from eyeline.views.figure import fan
-from eyeline.views.labels import cells, printable, repeated, shorten
+from eyeline.views.labels import cells, number, printable, repeated, seconds, shorten, size
 from eyeline.views.shading import Grid, overview_shades
-from eyeline.views.terminal import named, number, seconds, size
 
 if TYPE_CHECKING:
     from eyeline.looking.data import Look

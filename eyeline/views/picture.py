@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from eyeline.glossary import Phrases
-from eyeline.views.canvas import AT, SOFT, Canvas
-from eyeline.views.labels import shorten
+from eyeline.views.canvas import AT, SOFT, Canvas, as_text
+from eyeline.views.commands import quoted
+from eyeline.views.labels import seconds, shorten, size
 from eyeline.views.page import document, styled
-from eyeline.views.terminal import quoted, seconds, size
 
 if TYPE_CHECKING:
     from eyeline.looking.pictures import PictureLook
@@ -28,9 +29,7 @@ _QUALITY = 88  # of the JPEG in it
 
 def screen(look: PictureLook, width: int = 80) -> str:
     """The screen as plain text."""
-    file = io.StringIO()
-    show(look, Console(file=file, width=width, color_system=None), encoding="utf-8")
-    return file.getvalue().rstrip("\n")
+    return as_text(partial(show, look), width)
 
 
 def show(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from eyeline.glossary import Phrases
-from eyeline.views.canvas import AT, SOFT, Canvas
-from eyeline.views.labels import printable, shorten
+from eyeline.views.canvas import AT, SOFT, Canvas, as_text
+from eyeline.views.commands import quoted
+from eyeline.views.labels import printable, seconds, shorten
 from eyeline.views.page import document, styled
-from eyeline.views.terminal import quoted, seconds
 
 if TYPE_CHECKING:
     from eyeline.looking.sounds import SoundLook
@@ -30,9 +30,7 @@ _NAMED = 4  # heads that are named
 
 def screen(look: SoundLook, width: int = 80) -> str:
     """The screen as plain text."""
-    file = io.StringIO()
-    show(look, Console(file=file, width=width, color_system=None), encoding="utf-8")
-    return file.getvalue().rstrip("\n")
+    return as_text(partial(show, look), width)
 
 
 def show(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from eyeline.glossary import Phrases
-from eyeline.looking.data import DEFAULT_TEXT, DEFAULT_TOKEN
-from eyeline.views.canvas import AT, SOFT, Canvas
-from eyeline.views.labels import cells, printable, repeated, shorten
+from eyeline.views.canvas import AT, SOFT, Canvas, as_text
+from eyeline.views.commands import named, next_commands
+from eyeline.views.labels import cells, number, printable, repeated, seconds, shorten, size
 from eyeline.views.shading import Grid, overview_shades
 
 if TYPE_CHECKING:
@@ -23,15 +21,12 @@ if TYPE_CHECKING:
 _BY = "rgb(208,120,20)"
 _LABEL = 14  # cells for a word
 _MAP_ROWS = 32  # a map of a long text is pooled to this
-_LONGEST = 400  # characters of a text that are repeated in a command
 _LISTED = 12  # words listed of a long text
 
 
 def screen(look: Look, width: int = 80) -> str:
     """The screen as plain text."""
-    file = io.StringIO()
-    show(look, Console(file=file, width=width, color_system=None), encoding="utf-8")
-    return file.getvalue().rstrip("\n")
+    return as_text(partial(show, look), width)
 
 
 def show(
@@ -48,104 +43,6 @@ def show(
     """
     start = f"{program} look {named(look.text) if source is None else source}".rstrip()
     _Screen(look, console, encoding or console.encoding, start).show()
-
-
-def next_commands(look: Look, base: str, lang: str | None = None) -> list[tuple[str, str]]:
-    """(command, what it shows) for a look: each can be run as it stands.
-
-    `base` starts eyeline on the same text: "eyeline look", and the text as it was named.
-    """
-    say = Phrases(lang or look.lang)
-    written = f" --generate {look.generate}" if look.generate else ""
-    base += written
-    same = base if look.model == "minilm" else f"{base} --model {shlex.quote(look.model)}"
-    token = look.fan.word if look.fan else _telling(look)
-    asked = "" if token is None else f" --token {_argument(look, token)}"
-    found: list[tuple[str, str]] = []
-    if look.fan is None:
-        if token is not None:
-            name = shorten(look.words[token], 20)
-            found.append((same + asked, say("next token", token=name)))
-        if look.by != "entropy":
-            found.append((f"{same} --by entropy", say("next sharp")))
-        asked = ""
-    else:
-        drawn = (look.layer, look.head)
-        others = [pair for pair in look.pairs if (pair.layer, pair.head) != drawn]
-        for other in others[:1]:
-            place = f" --layer {other.layer} --head {other.head}"
-            found.append((same + asked + place, say("next head")))
-        found.append((f"{same}{asked} --svg look.svg", say("next figure")))
-    for model in () if look.generate else look.readers[:1]:
-        found.append((f"{base} --model {model}", say("next model", model=model)))
-    found.append((f"{same}{asked} --html look.html", say("next page")))
-    return found
-
-
-def quoted(text: str) -> str:
-    """A text as one argument of a command line, in double quotes where every shell takes them.
-
-    >>> quoted("I love NLP"), quoted("what is $5?"), quoted("one\\ntwo")
-    ('"I love NLP"', "'what is $5?'", "$'one\\\\ntwo'")
-    """
-    if printable(text) != text:  # no raw control characters on the screen
-        return f"$'{''.join(map(_escaped, text))}'"
-    return f'"{text}"' if not any(char in text for char in '"\\$`!%') else shlex.quote(text)
-
-
-def _escaped(char: str) -> str:
-    if char in "\\'":
-        return f"\\{char}"
-    if printable(char) == char:
-        return char
-    return {"\n": "\\n", "\t": "\\t"}.get(char, f"\\U{ord(char):08x}")
-
-
-def named(text: str) -> str:
-    """A text as `eyeline look` takes it: itself if it is short, nothing for the default text."""
-    if text == DEFAULT_TEXT:
-        return ""
-    return quoted(text) if len(text) <= _LONGEST else "-"
-
-
-def size(count: float) -> str:
-    """Bytes for people.
-
-    >>> size(139_392), size(69_120_000_000)
-    ('139 kB', '69 GB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def seconds(count: float) -> str:
-    """Seconds for people.
-
-    >>> seconds(0.0312), seconds(83.4)
-    ('0.03', '83')
-    """
-    return f"{count:.2f}" if count < 10 else f"{count:.0f}"
-
-
-def _argument(look: Look, unit: int) -> str:
-    """A word as --token takes it: itself if that is plain and its first place, else its index."""
-    word = look.words[unit]
-    return word if word.isalpha() and look.words.index(word) == unit else str(unit)
-
-
-def _telling(look: Look) -> int | None:
-    """The word whose look at a word further off is the strongest in the drawn head."""
-    if look.text == DEFAULT_TEXT and DEFAULT_TOKEN in look.words:
-        return look.words.index(DEFAULT_TOKEN)
-    far = [
-        (glance.at[0].weight, glance.word)
-        for glance in look.glances
-        if glance.at and abs(glance.at[0].word - glance.word) > 1
-    ]
-    return max(far)[1] if far else None
 
 
 class _Screen(Canvas):
@@ -364,17 +261,6 @@ class _Screen(Canvas):
                 break
             found = joined
         return found
-
-
-def number(value: float, share: bool) -> str:
-    """A head's reading in two or three characters: a share in percent, else the number itself.
-
-    >>> number(0.483, True), number(2.345, False), number(512.3, False)
-    ('48', '2.3', '512')
-    """
-    if share:
-        return f"{100 * value:.0f}"
-    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
 
 def _fit(text: str, width: int) -> str:

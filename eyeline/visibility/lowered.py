@@ -15,7 +15,6 @@ from eyeline.visibility import spans
 Index = slice | Tensor | None
 
 CPU = torch.device("cpu")
-COUNT_STRIP = 2**22  # cells counted at once where only dense bits can tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,22 +84,6 @@ class Visible:
         if alive is None:
             return [(low * block, min(high * block, self.Tk))]
         return _ranges(alive[low:high].tolist(), low, block, self.Tk)
-
-    def visible_queries(self) -> Tensor:
-        """How many queries may see each key: int64 [N|1, H|1, Tk].
-
-        O(Tq + Tk) memory for all parts but dense bits, which are counted strip by strip.
-        """
-        if self.dense is not None:
-            return self._counted_by_strips()
-        if self.q_ids is not None and self.k_ids is not None:
-            counts = self._counted_by_id(self.q_ids, self.k_ids)
-        elif self.starts is not None and self.stops is not None:
-            times = self.Tq if self.starts.shape[2] == 1 else 1
-            counts = spans.depths(self.starts, self.stops, times, self.Tk)
-        else:
-            counts = torch.full((1, 1, self.Tk), self.Tq, dtype=torch.int64, device=self.device)
-        return counts if self.keep is None else counts * self.keep
 
     def rows(self, index: slice | Tensor) -> Visible:
         """What some queries see: a slice, or a 1-D index tensor (repeats allowed)."""
@@ -294,34 +277,6 @@ class Visible:
         return meets.flatten(0, 1).any(0)
 
     # Counting.
-
-    def _counted_by_id(self, q_ids: Tensor, k_ids: Tensor) -> Tensor:
-        """Queries per key where ids (and intervals, if any) must agree.
-
-        Every interval opens at (id, start) and closes at (id, stop). In that order, what opened
-        minus what closed up to (id, j) counts the queries of that id that see j: intervals of
-        smaller ids have both their ends before it.
-        """
-        starts = self.starts if self.starts is not None else k_ids.new_zeros(1, 1, 1, 1)
-        stops = self.stops if self.stops is not None else starts + self.Tk
-        lead = spans.shared_lead(q_ids, k_ids, starts)
-        ids = torch.cat([q_ids.expand(*lead, -1), k_ids.expand(*lead, -1)], -1)
-        rank = torch.unique(ids, return_inverse=True)[1] * (self.Tk + 1)
-        queries, keys = rank[..., : self.Tq, None], rank[..., self.Tq :]
-        opened = (queries + starts).flatten(2).sort(-1).values
-        closed = (queries + stops).flatten(2).sort(-1).values
-        at = (keys + torch.arange(self.Tk, device=keys.device)).contiguous()
-        return spans.up_to(opened, at) - spans.up_to(closed, at)
-
-    def _counted_by_strips(self) -> Tensor:
-        N, H = self.lead()
-        step = max(1, COUNT_STRIP // max(1, N * H * self.Tk))
-        counts = torch.zeros(N, H, self.Tk, dtype=torch.int64, device=self.device)
-        for first in range(0, self.Tq, step):
-            shown = self.tile(slice(first, first + step))
-            assert shown is not None  # dense bits never cover
-            counts += shown.sum(2)
-        return counts
 
 
 def from_intervals(starts: Tensor, stops: Tensor, Tq: int, Tk: int) -> Visible:

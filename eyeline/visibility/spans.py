@@ -64,17 +64,3 @@ def runs(keep: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
     ends = (torch.where(edge == sign, at, Tk).sort(-1).values for sign in (1, -1))
     starts, stops = (end[..., : max(count, 1)].contiguous() for end in ends)
     return starts, stops
-
-
-def depths(starts: Tensor, stops: Tensor, times: int, Tk: int) -> Tensor:
-    """[N, H, Tk]: `times` how many intervals [N, H, rows, n] of all rows hold each key.
-
-    >>> depths(torch.zeros(1, 1, 2, 1).long(), torch.tensor([[[[1], [2]]]]), 1, 3)
-    tensor([[[2, 1, 0]]])
-    """
-    change = starts.new_zeros(*starts.shape[:2], Tk + 1)
-    once = torch.full((), times, dtype=torch.int64, device=starts.device)
-    starts, stops = starts.flatten(2), stops.flatten(2)
-    change.scatter_add_(2, starts, once.expand_as(starts))
-    change.scatter_add_(2, stops, -once.expand_as(stops))
-    return change.cumsum(2)[..., :-1]

@@ -187,7 +187,7 @@ def _block(stage: Stage) -> list[Block]:
     size = shape(x)
     boxes = (
         (Box("x", size, numbers(x[0, 0], 2)),),
-        (Box("attention", size, ""),),
+        (Box(stage.write.pick("attention", "注意力"), size, ""),),
         (Box("+ x, LayerNorm", size, ""),),
         (Box("FFN", size, ""),),
         (Box("+, LayerNorm", size, numbers(after[0, 0], 2)),),

@@ -75,16 +75,18 @@ def _maximum_first(stage: Stage) -> Block:
     return stage.write.slip(
         "Large scores: of {scores} the naive exp / Σ exp is {naive}; with the row's maximum taken"
         " off first it is {right}, and so do PyTorch and TensorFlow. Put right: “Log-Sum-Exp” is"
-        " the name of log Σ exp itself, here {lse:.4f}; eyeline has it as `weights.lse`.",
+        " the name of log Σ exp itself, here {lse:.4f}; eyeline has it for each row as `attn.lse`,"
+        " `attn` being the weights that step {step} makes.",
         "打分很大时：{scores} 用 exp / Σ exp 直接算得 {naive}；先减去该行最大值则得"
         " {right}，PyTorch 和"
         " TensorFlow 都这样做。更正：“Log-Sum-Exp”指的是 log Σ exp 本身，这里是 {lse:.4f}；"
-        "eyeline 里是 `weights.lse`。",
+        "eyeline 里每一行的这个数是 `attn.lse`（`attn` 是第 {step} 步得到的权重）。",
         "B12",
         scores=" ".join(f"{x:g}" for x in LARGE),
         naive=numbers(naive),
         right=numbers(scores.softmax(-1)),
         lse=lse.item(),
+        step=stage.step("sum"),
     )
 
 
@@ -95,7 +97,7 @@ def _change(stage: Stage) -> Block:
     return stage.write.change(
         "What would change if 1 were added to a whole row? Nothing: {same}. If it were doubled?"
         " Sharper: {sharp}.",
-        "如果整行都加 1 呢？不变：{same}。如果整行翻倍呢？更尖锐：{sharp}。",
+        "如果整行都加 1 呢？不变：{same}。如果整行翻倍呢？更集中：{sharp}。",
         same=numbers(raised.softmax(-1)),
         sharp=numbers(doubled.softmax(-1)),
     )

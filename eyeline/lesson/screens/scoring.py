@@ -57,8 +57,8 @@ def score(stage: Stage) -> Screen:
         write.change(
             "What would change if a query were twice as long? Its row of scores would be twice as"
             " large, {a:.4f} in place of {b:.4f} at ({i}, {j}), and its weights sharper.",
-            "如果某个查询长一倍呢？它那一行打分都翻倍，({i}, {j}) 处由 {b:.4f} 变成 {a:.4f}，"
-            "权重也更尖锐。",
+            "如果某个查询的每个数都翻倍呢？它那一行打分都翻倍，({i}, {j}) 处由 {b:.4f} 变成"
+            " {a:.4f}，权重也更集中。",
             a=2 * scores[i, j].item(),
             b=scores[i, j].item(),
             i=i,

@@ -42,7 +42,8 @@ def weighted_sum(stage: Stage) -> Screen:
 
 
 def _fan(stage: Stage) -> Block:
-    result = f"Σ weight·V = {numbers(stage.ledger.head_output[stage.token])}"
+    weight = stage.write.pick("weight", "权重")
+    result = f"Σ {weight}·V = {numbers(stage.ledger.head_output[stage.token])}"
     return Fan(
         query=stage.word,
         keys=stage.ledger.words,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from eyeline import api
+from eyeline.calls.place import Place
 from eyeline.errors import ArgumentError
 from eyeline.lazy import Weights
-from eyeline.masks import Mask, from_tensor
-from eyeline.seen.place import Place
+from eyeline.masks import Mask, both
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Call:
         mask, bias = self.mask, self.bias
         if self.additive is not None:
             visible, added = _parted(self.additive)
-            mask = _both(mask, visible)
+            mask = both(mask, visible)
             bias = added if bias is None else bias if added is None else bias + added
         return {
-            "mask": _both(mask, more),
+            "mask": both(mask, more),
             "bias": bias,
             "scale": self.scale,
             "softcap": self.softcap,
@@ -99,19 +99,6 @@ class Missing:
     name: str
     reason: str
     dense: Tensor | None = None
-
-
-def _both(one: Mask | Tensor | None, other: Mask | Tensor | None) -> Mask | Tensor | None:
-    """What both let through; None sees everything."""
-    if one is None or other is None:
-        return other if one is None else one
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one & other
-    return _rule(one) & _rule(other)
-
-
-def _rule(mask: Mask | Tensor) -> Mask:
-    return from_tensor(mask) if isinstance(mask, Tensor) else mask
 
 
 def _parted(additive: Tensor) -> tuple[Tensor | None, Tensor | None]:

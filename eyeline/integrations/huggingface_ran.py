@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -11,24 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.seen.call import Missing
+from eyeline.calls import Missing
+from eyeline.integrations.paths import attention_modules, named_cross, within
 
-_CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 # What an attention module calls the states that its keys are made of, where not its own input.
 _SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context")
-
-
-def attention_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The innermost modules that are called attention, whatever computes it there."""
-    found: dict[str, torch.nn.Module] = {}
-    last = ""
-    for path, module in model.named_modules():  # what a module holds follows it
-        if "Attention" in type(module).__name__:
-            if last in found and (not last or path.startswith(f"{last}.")):
-                del found[last]
-            found[path] = module
-            last = path
-    return list(found.values())
 
 
 def crosses(module: torch.nn.Module, path: str, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -42,12 +28,6 @@ def crosses(module: torch.nn.Module, path: str, args: Any, kwargs: dict[str, Any
         if given is not None and given is not own:
             return True
     return False
-
-
-@cache
-def named_cross(path: str) -> bool:
-    """Whether a module's path says that it is cross-attention."""
-    return _CROSS.search(path) is not None
 
 
 @cache
@@ -117,7 +97,7 @@ class Ran:
         unheard = [
             path
             for path in self.kinds
-            if path not in self.called and not any(_within(path, one) for one in self.called)
+            if path not in self.called and not any(within(path, one) for one in self.called)
         ]
         ran = frozenset((*self.called, *self.kinds))
         if ran not in self._without:
@@ -145,7 +125,7 @@ class Ran:
             Missing(path, f"A layer without attention, {type(layer).__name__}.")
             for stack in stacks
             for index, layer in self.model.get_submodule(stack).named_children()
-            if not any(_within(holder, path := f"{stack}.{index}") for holder in holders)
+            if not any(within(holder, path := f"{stack}.{index}") for holder in holders)
         )
 
     def _stack(self, path: str) -> str | None:
@@ -156,10 +136,6 @@ class Ran:
             if isinstance(self.model.get_submodule(above), torch.nn.ModuleList):
                 return above
         return None
-
-
-def _within(path: str, above: str) -> bool:
-    return path == above or path.startswith(f"{above}.")
 
 
 def _given(output: Any, name: str) -> tuple[Any, ...]:

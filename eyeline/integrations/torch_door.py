@@ -10,7 +10,6 @@ that path computes is seen by a TorchDispatchMode, from inside of the fused oper
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,13 +24,13 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, has_torch_function
 
+from eyeline.calls import Call, Missing
 from eyeline.errors import ModelError
-from eyeline.integrations import Handle, inside
-from eyeline.integrations.fast_path import FastPath
+from eyeline.integrations import Handle, inside, recomputing
+from eyeline.integrations.paths import attention_modules, named_cross, within
 from eyeline.integrations.torch_calls import Given, Multihead, attended
-from eyeline.seen.call import Call, Missing
+from eyeline.integrations.torch_fast_path import FastPath
 
-_CROSS = re.compile(r"cross|encoder_attn|encdec|multihead_attn|attn2", re.IGNORECASE)
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _PAUSED_BY = (nn.TransformerEncoder.forward, nn.TransformerEncoderLayer.forward)
@@ -81,7 +80,7 @@ class _Interceptor:
         named: dict[str, nn.Module] = dict(model.named_modules())
         self.paths = {id(module): name for name, module in named.items()}
         self.paths[id(model)] = type(model).__name__  # it has no path; below it paths begin anew
-        self.attention = {id(module) for module in _attention_modules(model)}
+        self.attention = {id(module) for module in attention_modules(model)}
         self.depth = 0
         self.called: set[str] = set()
         self.ran: dict[str, nn.Module] = {}
@@ -89,7 +88,7 @@ class _Interceptor:
     def enter(self, module: nn.Module) -> None:
         if module is self.model:
             self.depth += 1
-            if self.depth == 1 and not _recomputing():
+            if self.depth == 1 and not recomputing():
                 self.called.clear()
                 self.ran.clear()
                 self.start()
@@ -99,7 +98,7 @@ class _Interceptor:
     def leave(self, module: nn.Module) -> None:
         if module is self.model:
             self.depth -= 1
-            if self.depth == 0 and not _recomputing():
+            if self.depth == 0 and not recomputing():
                 self.end()
 
     def named(self, module: nn.Module, below: str) -> str:
@@ -115,7 +114,7 @@ class _Interceptor:
             tuple(
                 Missing(path, _why(module))
                 for path, module in self.ran.items()
-                if not any(one == path or one.startswith(f"{path}.") for one in self.called)
+                if not any(within(one, path) for one in self.called)
             )
         )
 
@@ -173,8 +172,6 @@ class _Shared:
                 hook.remove()
             del _here.shared
 
-    # ---- what the hooks do ---------------------------------------------------------------------
-
     def enter(self, module: nn.Module, args: Any) -> None:
         if getattr(_here, "shared", None) is not self:
             return
@@ -215,17 +212,15 @@ class _Shared:
             return False
         if any(p.device.type != "cpu" for p in module.parameters()):
             return False  # the fused operators of other devices are not known from inside
-        modes = _get_current_function_mode_stack()
+        modes = _get_current_function_mode_stack()  # torch has no public way to ask
         return not modes if self.paused else len(modes) == 1 and modes[0] is self.mode
-
-    # ---- what becomes of a call ----------------------------------------------------------------
 
     def handled(self, call: Call, run: Callable[[], Tensor], below: str = "") -> Tensor:
         """The output of a call, by the innermost interceptor first."""
         told: Callable[[], Tensor] = run
         for one, module in self._places():
             name = one.named(module, below)
-            kind = call.kind or ("cross" if _CROSS.search(name) else "self")
+            kind = call.kind or ("cross" if named_cross(name) else "self")
             told = _link(one.handle, replace(call, name=name, kind=kind), told)
         return told()
 
@@ -407,27 +402,9 @@ def _fused(module: nn.MultiheadAttention, given: dict[str, Any]) -> Any:
     return out.transpose(0, 1), weights
 
 
-def _recomputing() -> bool:
-    """Whether this is the forward that gradient checkpointing runs again while going backward."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def _attention_modules(model: nn.Module) -> list[nn.Module]:
-    """The innermost modules that are called attention, whatever computes it there."""
-
-    def named(module: nn.Module) -> bool:
-        own = getattr(module, "original_name", type(module).__name__)  # of a traced one
-        return "attention" in str(own).lower()
-
-    return [
-        module
-        for module in model.modules()
-        if named(module) and not any(named(m) for m in module.modules() if m is not module)
-    ]
-
-
 def _refuse_compiled(model: nn.Module) -> None:
     for name, module in model.named_modules():
+        # what `module.compile()` and `torch.compile(module)` leave, and nothing else tells
         compiled = getattr(module, "_compiled_call_impl", None) is not None
         if compiled or "_orig_mod" in module._modules:
             raise ModelError(

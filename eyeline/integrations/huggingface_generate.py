@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-# More than one text at once, or tokens that are taken back: no step continues the one before.
+# More than one text, or tokens that are taken back: no step continues the one before.
 _SEARCHES = {
     "_beam_search": "beam search",
     "_group_beam_search": "beam search",
@@ -13,6 +13,7 @@ _SEARCHES = {
     "_assisted_decoding": "assisted decoding",
     "_contrastive_search": "contrastive search",
     "_dola_decoding": "DoLa decoding",
+    "get_unconditional_logits": "classifier-free guidance",
 }
 
 

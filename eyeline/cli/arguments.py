@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ _IN_A_FILE = "save the text as UTF-8 in a file, and name that with --file"
 def text_of(text: str | None, file: Path | None) -> tuple[str, str]:
     """The text, and how it was named on the command line."""
     from eyeline.looking.data import DEFAULT_TEXT
-    from eyeline.views.terminal import named, quoted
+    from eyeline.views.commands import named, quoted
 
     if file is not None and text is not None:
         raise EyelineError("A text and --file were given: give one of them.")
@@ -42,12 +43,11 @@ def text_of(text: str | None, file: Path | None) -> tuple[str, str]:
     return text, named(text)
 
 
-def recording_of(text: str, options: dict[str, object]) -> Seen | None:
+def recording_of(text: str, options: Mapping[str, object]) -> Seen | None:
     """What a file that `--save` wrote holds, where the text names one; no model goes with it."""
     if not text.endswith(".safetensors") or "\n" in text or not Path(text).is_file():
         return None
-    for option, value in options.items():
-        check_one_of({"A recording": True, option: bool(value)})
+    check_none_with("A recording", options)
     from eyeline.recording import load
 
     return load(text)
@@ -119,6 +119,12 @@ def check_one_of(options: dict[str, bool]) -> None:
     """Refuse options that say different things."""
     if all(options.values()):
         raise EyelineError(f"{' and '.join(options)} were given: give one of them.")
+
+
+def check_none_with(one: str, options: Mapping[str, object]) -> None:
+    """Refuse options that say nothing beside another one."""
+    for option, value in options.items():
+        check_one_of({one: True, option: bool(value)})
 
 
 def check_only_with(needed: str, options: dict[str, bool]) -> None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eyeline.calls import Call
 from eyeline.masks import Mask, only
-from eyeline.seen.call import Call
 
 _aten = torch.ops.aten
 _LAYER = _aten._transformer_encoder_layer_fwd.default
@@ -49,6 +49,7 @@ class _Running:
         """Who may be seen, and which rows are no padding [B, T]."""
         query = self.arguments["query"]
         if query.is_nested:
+            # the lengths of a nested tensor of this layout can be read in no other way
             lengths = query._nested_tensor_size()[:, 0].to(device)
             keep = torch.arange(Tk, device=device) < lengths[:, None]
             return (None, None) if bool(keep.all()) else (only(keep), keep)
@@ -96,6 +97,7 @@ class FastPath(TorchDispatchMode):
         key = keys.NestedTensorCPU if args[0].is_nested else keys.CPU
         try:
             with self:
+                # called as usual it would come back here
                 return func._op_dk(key, *args, **kwargs)
         finally:
             self.running = before

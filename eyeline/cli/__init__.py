@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from eyeline.errors import EyelineError
-from eyeline.given import (
+from eyeline.cli.arguments import (
     check_different,
     check_no_text,
+    check_none_with,
     check_one_of,
     check_only_with,
     check_writable,
@@ -27,9 +26,22 @@ from eyeline.given import (
     text_of,
     utf8,
 )
+from eyeline.cli.printing import (
+    carried,
+    console,
+    forgiving,
+    goes_on,
+    print_json,
+    save_to,
+    show_and_save,
+)
+from eyeline.errors import EyelineError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from eyeline.seen import Seen
+
+Looked = tuple[Any, Callable[..., None]]
+"""What a look found, and what shows it on a console."""
 
 app = typer.Typer(
     name="eyeline",
@@ -133,71 +145,90 @@ def look(
             **{"--save": save, "--by": by is not By.words, "--top": top != 3},
         )
         if audio is not None:
-            from eyeline.looking.sounds import listen
-            from eyeline.views.sound import show as show_sound
-
             check_one_of({"--audio": True, "--token": token is not None})
-            heard = listen(audio, model or "whisper", layer=layer, head=head, lang=spoken)
-            _shown(heard, partial(show_sound, heard), str(audio), json, html, svg, spoken)
-            return
-        assert image is not None
-        from eyeline.looking.pictures import look_at
-        from eyeline.views.picture import show as show_picture
+        found, show = _of_file(image, audio, model, layer, head, token, spoken)
+        source = str(audio or image)
+    else:
+        words, source = text_of(text, file)
+        run = recording_of(words, {"--model": model, "--generate": generate, "--block": block})
+        common: dict[str, Any] = {
+            "top": top,
+            "lang": spoken,
+            "download": download,
+            "progress": _tell,
+        }
+        if block is not None:
+            told = {"--layer": layer, "--head": head, "--token": token, "--html": html}
+            told |= {"--svg": svg, "--save": save}
+            check_none_with(
+                "--block",
+                {"--generate": generate, "--pieces": pieces}
+                | {option: value is not None for option, value in told.items()},
+            )
+            found, show = _without_heads(words, block, model, **common)
+        else:
+            found, show = _of_text(
+                words if run is None else run,
+                model or ("smollm2" if generate else "minilm"),
+                generate=generate,
+                layer=layer,
+                head=head,
+                token=None if token is None else utf8(token, "--token", "give the word's number"),
+                by=by.value,
+                pieces=pieces,
+                save=save,
+                **common,
+            )
+    show_and_save(found, show, source, json, html, svg, spoken)
 
-        seen = look_at(
-            image, model or "dinov2", layer=layer, head=head, token=token or "CLS", lang=spoken
-        )
-        _shown(seen, partial(show_picture, seen), str(image), json, html, svg, spoken)
-        return
-    words, source = text_of(text, file)
-    run = recording_of(words, {"--model": model, "--generate": generate, "--block": block})
-    if block is not None:
-        for option, given in {
-            "--generate": generate,
-            "--layer": layer is not None,
-            "--head": head is not None,
-            "--token": token is not None,
-            "--pieces": pieces,
-            "--html": html is not None,
-            "--svg": svg is not None,
-            "--save": save is not None,
-        }.items():
-            check_one_of({"--block": True, option: bool(given)})
-        from eyeline.looking.blocked import without
-        from eyeline.views.blocked import show as show_without
 
-        less = without(
-            words,
-            block,
-            model or "smollm2",
-            top=max(top, 8),
-            lang=spoken,
-            download=download,
-            progress=lambda line: print(line, file=sys.stderr, flush=True),
-        )
-        _shown(less, partial(show_without, less), source, json, None, None, spoken)
-        return
+def _of_file(
+    image: Path | None,
+    audio: Path | None,
+    model: str | None,
+    layer: int | None,
+    head: int | None,
+    token: str | None,
+    lang: str,
+) -> Looked:
+    """A look at speech, or else at a picture."""
+    if audio is not None:
+        from eyeline.looking.sounds import listen
+        from eyeline.views.sound import show as show_sound
 
-    from eyeline.looking import look as looked
+        heard = listen(audio, model or "whisper", layer=layer, head=head, lang=lang)
+        return heard, partial(show_sound, heard)
+    assert image is not None
+    from eyeline.looking.pictures import look_at
+    from eyeline.views.picture import show as show_picture
 
-    found = looked(
-        words if run is None else run,
-        model or ("smollm2" if generate else "minilm"),
-        generate=generate,
-        layer=layer,
-        head=head,
-        token=None if token is None else utf8(token, "--token", "give the word's number"),
-        top=top,
-        by=by.value,
-        pieces=pieces,
-        save=save,
-        lang=spoken,
-        download=download,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+    seen = look_at(
+        image, model or "dinov2", layer=layer, head=head, token=token or "CLS", lang=lang
     )
+    return seen, partial(show_picture, seen)
+
+
+def _without_heads(words: str, heads: str, model: str | None, *, top: int, **asked: Any) -> Looked:
+    """A look at the next word of a model whose heads are switched off."""
+    from eyeline.looking.blocked import without
+    from eyeline.views.blocked import show
+
+    found = without(words, heads, model or "smollm2", top=max(top, 8), **asked)
+    return found, partial(show, found)
+
+
+def _of_text(text: str | Seen, model: str, **asked: Any) -> Looked:
+    """A look at a text, or at a recording."""
+    from eyeline.looking import look as looked
     from eyeline.views.terminal import show
 
-    _shown(found, partial(show, found), source, json, html, svg, spoken)
+    found = looked(text, model, **asked)
+    return found, partial(show, found)
+
+
+def _tell(line: str) -> None:
+    """What takes long is told beside the output, not in it."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @app.command()
@@ -242,8 +273,9 @@ def explain(
     check_one_of({"--causal": causal, "--no-mask": no_mask})
     if model is None:
         check_only_with("--model", {"--layer": layer is not None, "--download": download})
-    for option, value in {"--d": d, "--seed": seed, "--heads": heads}.items():
-        check_one_of({"--model": model is not None, option: value is not None})
+    else:
+        drawn = {"--d": d, "--seed": seed, "--heads": heads}
+        check_none_with("--model", {option: n is not None for option, n in drawn.items()})
 
     from eyeline.glossary import Phrases, language
     from eyeline.lesson import Settings, lesson
@@ -264,31 +296,31 @@ def explain(
         settings,
         token=utf8(token, "--token", "give the word's number"),
         download=download,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        progress=_tell,
     )
     spoken = language(lang.value if lang else None)
     found = tell(lang=spoken)
     if step is not None and not 0 <= step < len(found.screens):
         raise EyelineError(f"There is no step {step}: they are 0 to {len(found.screens) - 1}.")
-    _save(found.save_html, html)
+    save_to(found.save_html, html)
     if json:
-        _print_json(found.to_json())
+        print_json(found.to_json())
         return
 
     from eyeline.views.lesson_terminal import show
 
     say = Phrases(spoken)
-    if say("score") != _carried(say("score")):  # the terminal has no Chinese
+    if say("score") != carried(say("score")):  # the terminal has no Chinese
         say, found = Phrases("en"), tell(lang="en")
-    console = _console()
+    terminal = console()
     screens = found.screens if step is None else found.screens[step : step + 1]
     paged = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     for place, screen in enumerate(screens):
-        if paged and place and not _goes_on(_carried(say("lesson next"))):
+        if paged and place and not goes_on(carried(say("lesson next"))):
             break
-        show(screen, console)
+        show(screen, terminal)
     if html is not None:
-        print(_carried(say("written", path=html)))
+        print(carried(say("written", path=html)))
 
 
 @app.command()
@@ -299,7 +331,7 @@ def info() -> None:
     from eyeline.backends import BACKENDS, native
     from eyeline.models import LIBRARIES, cache, known
 
-    _row("eyeline", _version("eyeline") or f"{Path(__file__).parent}, not installed")
+    _row("eyeline", _version("eyeline") or f"{Path(__file__).parent.parent}, not installed")
     _row("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     _row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads, {_device(torch)}")
     _row("backends", ", ".join(backend.name for backend in BACKENDS))
@@ -322,34 +354,6 @@ def _native(missing: str, tables: tuple[str, ...], chosen: str) -> str:
     return f"{chosen} (this processor runs {', '.join(tables)})"
 
 
-def _shown(
-    found: Any,
-    show: Callable[..., None],
-    source: str,
-    json: bool,
-    html: Path | None,
-    svg: Path | None,
-    lang: str,
-) -> None:
-    """Write what a look found to the files asked for, and show it."""
-    from eyeline.glossary import Phrases
-
-    if html is not None:
-        _save(found.save_html, html)
-    if svg is not None:
-        _save(found.save_svg, svg)
-    if json:
-        _print_json(found.to_json())
-        return
-    console = _console()
-    show(console, source=source, program=_program())
-    say = Phrases(lang)
-    for path in (html, svg):
-        if path is not None:
-            console.print()
-            console.print(_carried(say("written", path=path)), markup=False, highlight=False)
-
-
 def _device(torch: ModuleType) -> str:
     if torch.cuda.is_available():
         return f"CPU and {torch.cuda.get_device_name()}"
@@ -360,8 +364,8 @@ def main() -> None:
     """Run the command line. Errors are one sentence on standard error, and exit code 2."""
     if sys.stdout is None:  # closed by the shell: files may still be asked for
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open as long as the process is)
-    _forgiving(sys.stdout)
-    _forgiving(sys.stderr)
+    forgiving(sys.stdout)
+    forgiving(sys.stderr)
     try:
         try:
             app()
@@ -386,73 +390,6 @@ def _fail(message: str) -> NoReturn:
 
 def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _program() -> str:
-    """How eyeline was started, so that the commands it names can be typed: its name or path."""
-    started = sys.argv[0]
-    if Path(started).name == "__main__.py":
-        return f"{_typed(sys.executable, 'python')} -m eyeline"
-    return _typed(started, "eyeline")
-
-
-def _typed(path: str, name: str) -> str:
-    """The name where typing it finds this very file, else its path."""
-    from eyeline.views.terminal import quoted
-
-    found = shutil.which(name)
-    if found is not None and Path(found).resolve() == Path(path).resolve():
-        return name
-    if shutil.which(path) is None:
-        return name
-    return path if " " not in path else quoted(path)
-
-
-def _save(save: Callable[[Path], None], path: Path | None) -> None:
-    if path is None:
-        return
-    try:
-        save(path)
-    except OSError as error:
-        raise EyelineError(f"{path} cannot be written: {error.strerror}.") from error
-
-
-def _print_json(text: str) -> None:
-    """JSON is UTF-8 whatever the locale, so that no character is lost."""
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(encoding="utf-8")
-    print(text)
-
-
-def _console() -> Console:
-    """The screen; COLUMNS=0, a width that is not known, is 80."""
-    from rich.console import Console
-
-    console = Console()
-    if console.width < 1:
-        console.width = 80
-    return console
-
-
-def _goes_on(question: str) -> bool:
-    """Whether the reader presses Enter, not q or the end of the input."""
-    try:
-        return input(f"{question} ").strip().lower() != "q"
-    except (EOFError, KeyboardInterrupt):
-        return False
-
-
-def _forgiving(stream: object) -> None:
-    """What the output's encoding cannot carry becomes "?", not an error."""
-    reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="replace")
-
-
-def _carried(text: str) -> str:
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "replace").decode(encoding)
 
 
 def _row(name: str, value: str) -> None:
