@@ -22,8 +22,8 @@ from eyeline.looking import continued, look
 from eyeline.looking.alignment import aligned
 from eyeline.looking.pictures import half, look_at
 from eyeline.looking.sounds import HeardWord, SoundLook, listen
-from eyeline.views import picture as picture_view
-from eyeline.views import sound as sound_view
+from eyeline.views import pictures as picture_view
+from eyeline.views import sounds as sound_view
 
 DATA = Path(__file__).parent / "data"
 HOSTILE = "</script><b>\x1b[31m&"

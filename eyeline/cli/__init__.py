@@ -194,13 +194,13 @@ def _of_file(
     """A look at speech, or else at a picture."""
     if audio is not None:
         from eyeline.looking.sounds import listen
-        from eyeline.views.sound import show as show_sound
+        from eyeline.views.sounds import show as show_sound
 
         heard = listen(audio, model or "whisper", layer=layer, head=head, lang=lang)
         return heard, partial(show_sound, heard)
     assert image is not None
     from eyeline.looking.pictures import look_at
-    from eyeline.views.picture import show as show_picture
+    from eyeline.views.pictures import show as show_picture
 
     seen = look_at(
         image, model or "dinov2", layer=layer, head=head, token=token or "CLS", lang=lang
@@ -302,7 +302,8 @@ def explain(
     found = tell(lang=spoken)
     if step is not None and not 0 <= step < len(found.screens):
         raise EyelineError(f"There is no step {step}: they are 0 to {len(found.screens) - 1}.")
-    save_to(found.save_html, html)
+    if html is not None:
+        save_to(found.save_html, html)
     if json:
         print_json(found.to_json())
         return

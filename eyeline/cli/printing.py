@@ -26,9 +26,10 @@ def show_and_save(
     """Write what a look found to the files asked for, and show it."""
     from eyeline.glossary import Phrases
 
-    for path, kind in ((html, "save_html"), (svg, "save_svg")):
-        if path is not None:
-            save_to(getattr(found, kind), path)
+    if html is not None:
+        save_to(found.save_html, html)
+    if svg is not None:
+        save_to(found.save_svg, svg)
     if json:
         print_json(found.to_json())
         return
@@ -61,10 +62,8 @@ def _typed(path: str, name: str) -> str:
     return path if " " not in path else quoted(path)
 
 
-def save_to(save: Callable[[Path], None], path: Path | None) -> None:
-    """Write to a path, if there is one."""
-    if path is None:
-        return
+def save_to(save: Callable[[Path], None], path: Path) -> None:
+    """Write to a path; EyelineError where that cannot be."""
     try:
         save(path)
     except OSError as error:

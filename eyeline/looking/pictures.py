@@ -80,17 +80,17 @@ class PictureLook:
 
     def save_html(self, path: str | Path) -> None:
         """Write one self-contained page: no script, nothing fetched."""
-        Path(path).write_text(view("picture").page(self), encoding="utf-8")
+        Path(path).write_text(view("pictures").page(self), encoding="utf-8")
 
     def save_svg(self, path: str | Path) -> None:
         """Write the picture with its heat map over it."""
-        Path(path).write_text(view("picture").figure(self), encoding="utf-8")
+        Path(path).write_text(view("pictures").figure(self), encoding="utf-8")
 
     def __str__(self) -> str:
-        return str(view("picture").screen(self))
+        return str(view("pictures").screen(self))
 
     def _repr_html_(self) -> str:
-        return str(view("picture").fragment(self))
+        return str(view("pictures").fragment(self))
 
 
 def look_at(

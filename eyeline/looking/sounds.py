@@ -66,17 +66,17 @@ class SoundLook:
 
     def save_html(self, path: str | Path) -> None:
         """Write one self-contained page: no script, nothing fetched."""
-        Path(path).write_text(view("sound").page(self), encoding="utf-8")
+        Path(path).write_text(view("sounds").page(self), encoding="utf-8")
 
     def save_svg(self, path: str | Path) -> None:
         """Write the map of words over time as a figure."""
-        Path(path).write_text(view("sound").figure(self), encoding="utf-8")
+        Path(path).write_text(view("sounds").figure(self), encoding="utf-8")
 
     def __str__(self) -> str:
-        return str(view("sound").screen(self))
+        return str(view("sounds").screen(self))
 
     def _repr_html_(self) -> str:
-        return str(view("sound").fragment(self))
+        return str(view("sounds").fragment(self))
 
 
 def listen(
