@@ -201,6 +201,17 @@ def test_nothing_in_a_table_is_markup():
     assert "&lt;i&gt;why" in page
 
 
+def test_what_holds_a_model_is_told_from_one():
+    class Holder:
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+    for held, said in ((torch.nn.Linear(2, 2), "is a Holder. Give its .model."), (3, "a Holder.")):
+        with pytest.raises(ModelError) as error, watch(Holder(held)):  # type: ignore[arg-type]
+            pass
+        assert str(error.value).endswith(said)
+
+
 def test_a_long_table_is_shortened():
     x = torch.zeros(1, 1, 2, 2)
     seen = Seen([Call("a" * 100 + str(index), x, x) for index in range(500)])
