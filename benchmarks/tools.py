@@ -223,20 +223,41 @@ def here(tool: str) -> bool:
     return tool not in PACKAGES or importlib.util.find_spec(tool) is not None
 
 
-def run(lengths: list[int], chosen: list[str]) -> dict[str, Any]:
+def stored() -> dict[str, Any]:
+    """What was measured before."""
+    if not RESULTS.exists():
+        return {"versions": {}, "rows": []}
+    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8"))
+    return found
+
+
+def run(lengths: list[int], chosen: list[str], write: bool) -> dict[str, Any]:
     """Everything, or what was chosen, beside what is stored of the rest."""
-    stored = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {"rows": []}
-    rows = {(row["model"], row["tokens"]): row["tools"] for row in stored["rows"]}
     tools = [tool for tool in TOOLS if here(tool) and (not chosen or tool in chosen)]
+    results = stored()
     for name, length in CASES:
-        if not lengths or length in lengths:
-            rows.setdefault((name, length), {}).update(rounds(name, length, tools))
+        if lengths and length not in lengths:
+            continue
+        results = joined(stored() if write else results, name, length, rounds(name, length, tools))
+        if write:
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    return results
+
+
+def joined(
+    results: dict[str, Any], name: str, length: int, measured: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Results with one more row, or more in a row that is there."""
+    rows = {(row["model"], row["tokens"]): row["tools"] for row in results["rows"]}
+    rows[name, length] = {**rows.get((name, length), {}), **measured}
     versions = {p: version(p) for p in ("torch", "transformers", *PACKAGES) if here(p)}
     return {
         "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "limits": {"seconds": MOST_SECONDS, "bytes": MOST_BYTES},
-        "versions": {**stored.get("versions", {}), **versions},
-        "rows": [{"model": n, "tokens": t, "tools": tools} for (n, t), tools in rows.items()],
+        "versions": {**results["versions"], **versions},
+        "rows": [
+            {"model": n, "tokens": t, "tools": rows[n, t]} for n, t in CASES if (n, t) in rows
+        ],
     }
 
 
@@ -268,10 +289,10 @@ def main(arguments: list[str]) -> None:
         print(json.dumps(measure(arguments[1], int(arguments[2]), arguments[3])))
         return
     chosen = [one for one in arguments if one in TOOLS]
-    results = run([int(one) for one in arguments if one.isdigit()], chosen)
+    write = "--write" in arguments
+    results = run([int(one) for one in arguments if one.isdigit()], chosen, write)
     print(table(results))
-    if "--write" in arguments:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    if write:
         PAGE.write_text(fill(PAGE.read_text("utf-8"), results), "utf-8")
 
 

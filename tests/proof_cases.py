@@ -85,7 +85,7 @@ def family(name: str) -> Case:
         language=(lambda how: _language(name, how)) if name in WRITERS else None,
         prompt=lambda: _prompt(name),
         written="sdpa" if name == "falcon" else "eager",
-        precision="float32" if name in ("deepseek_v3", "jamba") else "float64",
+        whole=lambda: _prompt(name) if name in TEXTLESS + PAIRS else inputs(),
     )
 
 
@@ -201,6 +201,7 @@ def _real_rows(
         weights,
         language=language if writes else None,
         prompt=lambda: _padded(rows(), "left"),
+        whole=lambda: given(None),
     )
 
 

@@ -451,6 +451,10 @@ def test_what_is_not_there_is_said():
         run(model, **inputs())
     with pytest.raises(ArgumentError, match="named like 'L13H8'"):
         block(model, heads={"13.8"})
+    with pytest.raises(ArgumentError, match="takes names such as"):
+        block(model, heads=None)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="takes pairs such as"):
+        block(model, edges=5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="'L3' names layer 3"):
         block(model, edges={"layer 3": [(1, 0)]})
     with pytest.raises(ArgumentError, match="a mask is of a layer"):

@@ -179,6 +179,21 @@ def test_errors_are_one_message_without_a_traceback(run, arguments, said):
     assert done.out == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "option"), [("a b.JPG", "--image"), ("a.wav", "--audio"), ("a.txt", "--file")]
+)
+def test_a_file_in_place_of_a_text_is_told_its_option(run, tmp_path, name, option):
+    path = tmp_path / name
+    path.write_text("two words")
+    done = run("look", str(path))
+    assert (done.code, done.out) == (2, "")
+    assert f"is a file: eyeline look {option} " in done.err
+    path.unlink()
+    assert cli.text_of(str(path), None)[0] == str(path)
+    long = "word " * 1000 + name
+    assert cli.text_of(long, None)[0] == long
+
+
 def test_a_file_that_is_no_text(run, tmp_path):
     (tmp_path / "a.bin").write_bytes(b"\xff\xfe\x00\xd8")
     assert "UTF-8" in run("look", "--file", "a.bin").err

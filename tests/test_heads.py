@@ -252,11 +252,14 @@ def test_scores_say_what_they_cannot_do():
     seen = run()
     with pytest.raises(ArgumentError, match="needs the tokens"):
         heads.scores(seen)
+    for no_tokens in ("abc", ["a", "b"]):
+        with pytest.raises(ArgumentError, match="one text or their ids"):
+            heads.scores(seen, no_tokens)
     with pytest.raises(ArgumentError, match="one text or their ids"):
         heads.scores(seen, torch.zeros(2, T).long())
     with pytest.raises(ShapeError, match="each of the 3 tokens"):
         heads.scores(seen, [1, 2, 3])
-    with pytest.raises(ShapeError, match="is of one text"):
+    with pytest.raises(ShapeError, match=r"is of one text.* on that text alone"):
         heads.scores(run(B=2), IDS)
     found = heads.scores(seen, IDS)
     with pytest.raises(ArgumentError, match="no score 'delimiter'"):

@@ -180,6 +180,18 @@ def test_errors_say_what_to_do(settings, token, said):
         lesson(settings, token=token)
 
 
+def test_one_step_is_made_alone(monkeypatch):
+    whole = lesson(lang="en")
+    for name in set(eyeline.lesson._SCREENS) - {"score"}:
+        monkeypatch.setitem(eyeline.lesson._SCREENS, name, None)
+    alone = lesson(lang="en", step=4)
+    assert alone.screens == whole.screens[4:5]
+    assert alone.numbers == whole.numbers
+    for step in (-1, 12):
+        with pytest.raises(EyelineError, match=f"There is no step {step}: they are 0 to 11"):
+            lesson(step=step)
+
+
 def test_the_callers_generator_stays_as_it_is():
     torch.manual_seed(7)
     expected = torch.randn(3)

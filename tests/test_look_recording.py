@@ -28,7 +28,7 @@ def test_a_recording_is_looked_at_as_the_run_was(tmp_path, monkeypatch):
     path = tmp_path / "x.safetensors"
     first = look(TEXT, token="it", save=path)
     monkeypatch.setattr(models, "load", None)
-    monkeypatch.setattr("eyeline.looking.load", None)
+    monkeypatch.setattr("eyeline.looking.asked.load", None)
     again = look(eyeline.load(path), token="it")
     assert told(again) == told(first)
     assert again.title == "MiniLM (all-MiniLM-L6-v2)"
@@ -68,6 +68,12 @@ def test_a_damaged_recording_is_one_sentence(run, tmp_path):  # noqa: F811
     assert done.code == 2
     assert done.err.startswith("eyeline: x.safetensors is damaged or no recording of eyeline")
     assert done.err.count("\n") == 1
+
+
+def test_a_recording_that_is_not_there_is_no_text(run):  # noqa: F811
+    done = run("look", "none.safetensors")
+    assert done.code == 2
+    assert done.err == "eyeline: none.safetensors cannot be read: No such file or directory.\n"
 
 
 def test_a_run_that_cannot_be_looked_at():

@@ -110,6 +110,13 @@ def test_what_is_no_sound_is_refused(tmp_path):
     text = refusal(models.read_sound, tmp_path / "a.mp3")
     assert "cannot be read as WAV" in text
     assert "ffmpeg -i" in text
+    written(tmp_path / "rate.wav", tone(0.1, RATE))
+    data = bytearray((tmp_path / "rate.wav").read_bytes())
+    for rate in (0, 1, 2**31 - 1):
+        data[24:28] = rate.to_bytes(4, "little")
+        (tmp_path / "rate.wav").write_bytes(data)
+        text = refusal(models.read_sound, tmp_path / "rate.wav")
+        assert f"rate.wav is damaged: it says that it has {rate} samples a second." in text
     wide = written(tmp_path / "wide.wav", tone(0.1, RATE), width=4)
     assert "has 32 bits a sample, and 16 are read" in refusal(models.read_sound, wide)
     assert "0 samples" in refusal(models.read_sound, written(tmp_path / "b.wav", []))

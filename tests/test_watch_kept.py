@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from eyeline.acting import block
-from eyeline.errors import StaleError
+from eyeline.errors import ModelError, StaleError
 from eyeline.integrations import intercepted
 from eyeline.masks import causal, from_tensor
 from eyeline.seen import Call, Seen, watch
@@ -185,3 +185,15 @@ def test_what_was_seen_can_be_copied(copied):
     x.add_(1)
     with pytest.raises(StaleError):
         copied(seen)
+
+
+def test_inside_of_torch_func_a_watch_says_that_it_cannot_look():
+    class Own(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    model, x = Own(), torch.randn(1, 2, 5, 4)
+    for function in (torch.func.grad(lambda x: model(x).sum()), torch.func.vmap(model)):
+        function(x)
+        with pytest.raises(ModelError, match="without torch"), watch(model):
+            function(x)

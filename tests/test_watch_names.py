@@ -201,6 +201,30 @@ def test_nothing_in_a_table_is_markup():
     assert "&lt;i&gt;why" in page
 
 
+def test_a_layer_by_its_letter_and_number():
+    x = torch.zeros(1, 2, 3, 4)
+    seen = Seen([Call("first", x, x), Call("second", x[:, :, :2], x)])
+    assert seen["L1"] is seen[1]
+    assert seen.real("L1") is None
+    with pytest.raises(ModelError, match="'L1H0' is none of the layers"):
+        seen.real("L1H0")
+    with pytest.raises(ModelError, match="no layer 2: layers 0 to 1"):
+        seen["L2"]
+    named = Seen([Call("L1.attn", x, x), Call("L0", x[:, :, :2], x)])
+    assert named["L1"] is named[0]
+
+
+def test_what_holds_a_model_is_told_from_one():
+    class Holder:
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+    for held, said in ((torch.nn.Linear(2, 2), "is a Holder. Give its .model."), (3, "a Holder.")):
+        with pytest.raises(ModelError) as error, watch(Holder(held)):  # type: ignore[arg-type]
+            pass
+        assert str(error.value).endswith(said)
+
+
 def test_a_long_table_is_shortened():
     x = torch.zeros(1, 1, 2, 2)
     seen = Seen([Call("a" * 100 + str(index), x, x) for index in range(500)])

@@ -181,6 +181,8 @@ def test_the_words_of_a_text():
     seen = Seen(calls)
     with pytest.raises(ArgumentError, match="to know the tokens"):
         SeenWords(seen)
+    with pytest.raises(ArgumentError, match="which of them make a word"):
+        SeenWords(seen, ["two", "ke", "ys"])
     seen.tokens = tokens
     found = SeenWords(seen)
     torch.testing.assert_close(found["L0H1"].to_dense(), expected)

@@ -23,6 +23,8 @@ _SHOWN = 8  # words that an error lists
 def heads_of(heads: Iterable[Any] | str) -> dict[int, set[int]]:
     """The heads named "L13H8" or (13, 8), by layer."""
     found: dict[int, set[int]] = defaultdict(set)
+    if not isinstance(heads, Iterable):
+        raise ArgumentError(f"block(heads=...) takes names such as {{'L13H8'}}, and got {heads!r}.")
     for one in [heads] if isinstance(heads, str) else heads:
         numbers = isinstance(one, tuple) and len(one) == 2 and all(_is_number(n) for n in one)
         named = one if isinstance(one, tuple) and numbers else names.parsed(one)
@@ -152,6 +154,10 @@ class _Words:
     def pairs(self, edges: Any) -> Pairs:
         """(query, key) for each pair of words or numbers."""
         found: Pairs = set()
+        if not isinstance(edges, Iterable):
+            raise ArgumentError(
+                f"block(edges=...) takes pairs such as [(5, 2)], and got {edges!r}."
+            )
         for edge in edges:
             if not isinstance(edge, (tuple, list)) or len(edge) != 2:
                 raise ArgumentError(

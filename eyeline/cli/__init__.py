@@ -278,7 +278,9 @@ def explain(
         check_none_with("--model", {option: n is not None for option, n in drawn.items()})
 
     from eyeline.glossary import Phrases, language
-    from eyeline.lesson import Settings, lesson
+    from eyeline.lesson import Settings, check_step, lesson
+
+    check_step(step)
 
     settings = Settings(
         text=utf8(text, "The text", "type it as UTF-8"),
@@ -299,9 +301,8 @@ def explain(
         progress=_tell,
     )
     spoken = language(lang.value if lang else None)
-    found = tell(lang=spoken)
-    if step is not None and not 0 <= step < len(found.screens):
-        raise EyelineError(f"There is no step {step}: they are 0 to {len(found.screens) - 1}.")
+    shown = step if html is None and not json else None  # files hold the whole lesson
+    found = tell(lang=spoken, step=shown)
     if html is not None:
         save_to(found.save_html, html)
     if json:
@@ -312,9 +313,11 @@ def explain(
 
     say = Phrases(spoken)
     if say("score") != carried(say("score")):  # the terminal has no Chinese
-        say, found = Phrases("en"), tell(lang="en")
+        say, found = Phrases("en"), tell(lang="en", step=shown)
     terminal = console()
-    screens = found.screens if step is None else found.screens[step : step + 1]
+    screens = found.screens
+    if step is not None and shown is None:
+        screens = screens[step : step + 1]
     paged = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     for place, screen in enumerate(screens):
         if paged and place and not goes_on(carried(say("lesson next"))):

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from eyeline.seen import Seen
 
 PATIENCE = 1.0  # seconds that standard input may be silent without a word about it
+_OPTIONS = dict.fromkeys((".jpg", ".jpeg", ".png", ".webp"), "--image") | {
+    ".wav": "--audio",
+    ".txt": "--file",
+}
 _IN_A_FILE = "save the text as UTF-8 in a file, and name that with --file"
 
 
@@ -40,12 +44,19 @@ def text_of(text: str | None, file: Path | None) -> tuple[str, str]:
         if piped.strip():
             return piped, "-"
     text = DEFAULT_TEXT if text is None else utf8(text, "The text")
+    option = _OPTIONS.get(Path(text).suffix.lower()) if "\n" not in text else None
+    if option is not None and os.path.isfile(text):
+        raise EyelineError(
+            f"{text} is a file: eyeline look {option} {quoted(text)}\n"
+            "To look at these words themselves, give them with -, on standard input."
+        )
     return text, named(text)
 
 
 def recording_of(text: str, options: Mapping[str, object]) -> Seen | None:
     """What a file that `--save` wrote holds, where the text names one; no model goes with it."""
-    if not text.endswith(".safetensors") or "\n" in text or not Path(text).is_file():
+    named = text.endswith(".safetensors") and "\n" not in text
+    if not named or (" " in text and not os.path.isfile(text)):
         return None
     check_none_with("A recording", options)
     from eyeline.recording import load

@@ -216,7 +216,12 @@ def _identities(tokens: Tokens | Sequence[int] | Tensor) -> tuple[Tensor, Tensor
             for special, piece in zip(tokens.special, tokens.pieces, strict=True)
         ]
         return torch.tensor(tokens.ids, dtype=torch.int64), torch.tensor(delimiters)
-    ids = torch.as_tensor(tokens).cpu()
+    try:
+        ids = torch.as_tensor(tokens).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"scores() takes the tokens of one text or their ids [T], and got {tokens!r:.40}."
+        ) from error
     if ids.dim() == 2 and len(ids) == 1:
         ids = ids[0]
     if ids.dim() != 1 or ids.is_floating_point() or not len(ids):
@@ -234,7 +239,10 @@ def _of_text(seen: Seen, layer: int, T: int) -> Weights | None:
     """The weights [H, T, T] of the one text without padding; None where the layer has others."""
     weights, real = seen[layer], seen.real(layer)
     if weights.shape[0] != 1:
-        raise ShapeError(f"scores() is of one text, and layer {layer} is {list(weights.shape)}.")
+        raise ShapeError(
+            f"scores() is of one text, and layer {layer} is {list(weights.shape)}:"
+            " watch a call of the model on that text alone."
+        )
     first = 0 if real is None else int(real[0].long().argmax())
     count = weights.shape[-1] if real is None else int(real[0].sum())
     if seen.kinds[layer] != "self" or count != T or weights.shape[-2] != weights.shape[-1]:

@@ -223,8 +223,10 @@ def _own(call: Call, own: Callable[[], Tensor]) -> Tensor:
 
 def _check(model: torch.nn.Module) -> None:
     if not isinstance(model, torch.nn.Module):
+        inner = getattr(model, "model", None)
+        hint = " Give its .model." if isinstance(inner, torch.nn.Module) else ""
         raise ModelError(
-            f"watch() takes a model, a torch.nn.Module, and this is a {type(model).__name__}."
+            f"watch() takes a model, a torch.nn.Module, and this is a {type(model).__name__}.{hint}"
         )
     whole = getattr(model, "_orig_mod", None)
     if isinstance(whole, torch.nn.Module):

@@ -49,12 +49,14 @@ def lesson(
     *,
     token: str | int = 0,
     lang: str | None = None,
+    step: int | None = None,
     download: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Lesson:
     """The lesson on a text, its numbers drawn by seed or taken from a real model's head.
 
-    `token` is the word whose row is followed, or its index. Errors: EyelineError for settings that
+    `token` is the word whose row is followed, or its index. `step` makes only that screen, counted
+    from 0, without the work that the others take. Errors: EyelineError for settings that
     cannot be, ModelError for a model that cannot be had.
 
     >>> found = lesson(lang="en")
@@ -63,6 +65,7 @@ def lesson(
     >>> len(found.screens), found.places["A29"]
     (12, (11,))
     """
+    check_step(step)
     settings = settings or Settings()
     write = Writer(language(lang))
     toy = replace(Settings(), seed=settings.seed)
@@ -81,8 +84,9 @@ def lesson(
     ):
         base = ledger
     stage = Stage(settings, ledger, base, small, _place(token, ledger.words), write, heads)
+    asked = ORDER if step is None else ORDER[step : step + 1]
     with torch.no_grad():
-        screens = tuple(_SCREENS[name](stage) for name in ORDER)
+        screens = tuple(_SCREENS[name](stage) for name in asked)
     return Lesson(
         settings=settings,
         lang=write.lang,
@@ -91,6 +95,12 @@ def lesson(
         screens=screens,
         places=_places(screens),
     )
+
+
+def check_step(step: int | None) -> None:
+    """An error for a step that the lesson does not have."""
+    if step is not None and not 0 <= step < len(ORDER):
+        raise EyelineError(f"There is no step {step}: they are 0 to {len(ORDER) - 1}.")
 
 
 def _random_heads(ledger: Ledger, plain: Settings) -> torch.Tensor:

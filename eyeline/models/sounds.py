@@ -16,6 +16,7 @@ from eyeline.errors import ModelError
 from eyeline.models.loaded import LoadedModel, check_complete, quiet
 from eyeline.tokens import Tokens, from_ids
 
+SLOWEST, FASTEST = 1_000, 1_000_000  # samples per second that a file may have
 RATE = 16_000  # samples per second that Whisper was trained with
 LONGEST = 30  # seconds
 FRAME = 0.02  # seconds that one position of Whisper's encoder stands for
@@ -90,6 +91,10 @@ def read_sound(path: str | os.PathLike[str]) -> Sound:
     samples = np.frombuffer(raw[:whole], "<i2").reshape(-1, form.nchannels).mean(1) / 32768
     if not len(samples):
         raise ModelError(f"{name} holds no sound: it has 0 samples.")
+    if not SLOWEST <= form.framerate <= FASTEST:
+        raise ModelError(
+            f"{name} is damaged: it says that it has {form.framerate} samples a second."
+        )
     taken = samples[: LONGEST * form.framerate]
     if form.framerate != RATE:
         taken = _resampled(taken, round(len(taken) * RATE / form.framerate))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from eyeline.calls import Call
-from eyeline.errors import StaleError
+from eyeline.errors import ModelError, StaleError
 from eyeline.masks import Mask
 
 _TOO_MUCH = 2  # a reference may keep so many times the bytes that are looked at
@@ -21,6 +22,11 @@ def kept(call: Call, values: bool) -> Call:
     of one product, and where the model writes into it again, as into a static cache. A copy has
     the gradient of what was copied.
     """
+    if torch._C._functorch.is_functorch_wrapped_tensor(call.q):
+        raise ModelError(
+            f"{call.name} runs inside of a function of torch.func, whose tensors are gone when it"
+            " returns.\nWatch the model without torch.func, or take gradients with .backward()."
+        )
     q, k, v = call.q, call.k, call.v if values else None
     tensors = [q, k] if v is None else [q, k, v]
     q = q.clone() if _holds_more(q, tensors) else q

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class Seen:
     """The attention calls of one forward pass, or of one generated text, in the order they ran in.
 
-    `seen[3]` is the lazy weights [B, H, Tq, Tk] of layer 3, `seen["L3H1"]` those of its head 1
-    ([Tq, Tk] for a batch of one, else [B, Tq, Tk]), `seen["encoder.layer.3"]` finds a layer by
-    the path of its module or the beginning of it. A module that ran again in the same forward is
-    listed again with "#2", "#3", ... The weights are built when first asked for, from queries and
-    keys that are held until `seen` goes. What ran and was not seen stands in `missing`.
+    `seen[3]` or `seen["L3"]` is the lazy weights [B, H, Tq, Tk] of layer 3, `seen["L3H1"]` those
+    of its head 1 ([Tq, Tk] for a batch of one, else [B, Tq, Tk]), `seen["encoder.layer.3"]` finds
+    a layer by the path of its module or the beginning of it. A module that ran again in the same
+    forward is listed again with "#2", "#3", ... The weights are built when first asked for, from
+    queries and keys that are held until `seen` goes. What ran and was not seen stands in `missing`.
 
     `tokens` are those of the text, where someone set them; `generated` bool [T] marks the rows of
     tokens that the model wrote itself, after a generation; `model` is the name of what ran.
@@ -184,6 +184,9 @@ class Seen:
             return found[0]
         if not found and (unseen := self._unseen(key)):
             raise ModelError(unseen)
+        numbered = None if found else names.parsed(key)
+        if numbered is not None and numbered[1] is None:
+            return self._index(numbered[0])
         problem = "is the beginning of several" if found else "is none"
         listed = [self.names[i] for i in found] or list(self.names)
         shown = ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")

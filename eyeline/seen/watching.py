@@ -26,7 +26,7 @@ _NOTHING = (
     " copy, a deepcopy, another process).",
     "It ran in another thread than the block.",
     "It calls flash_attn, xformers or FlexAttention, or computes attention by hand or in a traced"
-    " or scripted module.",
+    " or scripted module: let it call torch.nn.functional.scaled_dot_product_attention.",
 )
 
 

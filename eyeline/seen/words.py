@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eyeline.errors import ArgumentError, ShapeError
@@ -30,6 +30,12 @@ class SeenWords:
             raise ArgumentError(
                 "seen.words() needs to know the tokens: set seen.tokens = loaded.tokens(text), or "
                 "give spans, as seen.words([(0, 1), (1, 4)])."
+            )
+        if isinstance(spans, Sequence) and any(isinstance(piece, str) for piece in spans):
+            raise ArgumentError(
+                "seen.words() cannot tell from a list of pieces which of them make a word: set "
+                "seen.tokens to what loaded.tokens(text) gives, or give spans, as "
+                "seen.words([(0, 1), (1, 4)])."
             )
         self._seen = seen
         self._size = len(spans) if isinstance(spans, Tokens) else None
