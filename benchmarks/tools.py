@@ -238,7 +238,8 @@ def run(lengths: list[int], chosen: list[str], write: bool) -> dict[str, Any]:
     for name, length in CASES:
         if lengths and length not in lengths:
             continue
-        results = joined(stored() if write else results, name, length, rounds(name, length, tools))
+        measured = rounds(name, length, tools)
+        results = joined(stored() if write else results, name, length, measured)
         if write:
             RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     return results
@@ -252,7 +253,11 @@ def joined(
     rows[name, length] = {**rows.get((name, length), {}), **measured}
     versions = {p: version(p) for p in ("torch", "transformers", *PACKAGES) if here(p)}
     return {
-        "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "machine": {
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "load": round(os.getloadavg()[2], 1),
+        },
         "limits": {"seconds": MOST_SECONDS, "bytes": MOST_BYTES},
         "versions": {**results["versions"], **versions},
         "rows": [
