@@ -24,13 +24,22 @@ def told(found):
     return {**dataclasses.asdict(found), "seconds": 0, "readers": ()}
 
 
+def alike(one, two):
+    """Equal but for the last bits of numbers: mapped keys may stand otherwise in memory."""
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(alike(one[name], two[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(two) and all(map(alike, one, two))
+    return one == (pytest.approx(two, abs=1e-6) if isinstance(two, float) else two)
+
+
 def test_a_recording_is_looked_at_as_the_run_was(tmp_path, monkeypatch):
     path = tmp_path / "x.safetensors"
     first = look(TEXT, token="it", save=path)
     monkeypatch.setattr(models, "load", None)
     monkeypatch.setattr("eyeline.looking.asked.load", None)
     again = look(eyeline.load(path), token="it")
-    assert told(again) == told(first)
+    assert alike(told(again), told(first))
     assert again.title == "MiniLM (all-MiniLM-L6-v2)"
     assert again.readers == ()  # a recording is of one model
     assert look(eyeline.load(path), pieces=True, layer=2, head=3).name == "L2 H3"
@@ -41,7 +50,7 @@ def test_the_command_writes_and_reads_recordings(run, tmp_path):  # noqa: F811
     again = run("look", "x.safetensors", "--json")
     assert (first.code, again.code) == (0, 0), again.err
     one, two = json.loads(first.out), json.loads(again.out)
-    differing = {name for name in one if one[name] != two[name]}
+    differing = {name for name in one if not alike(one[name], two[name])}
     assert differing <= {"seconds", "readers"}
     screen = run("look", "x.safetensors")
     assert "MiniLM" in screen.out
@@ -91,6 +100,6 @@ def test_what_a_model_wrote_is_marked_in_a_recording(tmp_path):
     path = tmp_path / "x.safetensors"
     first = look("The capital of France is", "smollm2", generate=5, save=path)
     again = look(eyeline.load(path))
-    assert told(again) == told(first)
+    assert alike(told(again), told(first))
     assert sum(again.generated) > 0
     assert eyeline.load(path).generated.sum() == 5
