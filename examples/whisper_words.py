@@ -42,7 +42,8 @@ def word_times(path):
     for label, (first, _), special in zip(words.labels, words.spans, words.special):
         if not special and label.isalnum():
             row = first - 2  # after <|startoftranscript|> and <|notimestamps|>
-            yield label, times.starts[row] * FRAME, times.peaks[row] * FRAME
+            start, peak = times.starts[row] * FRAME, times.peaks[row] * FRAME
+            yield label, sound.sounding(start, peak), peak  # a word does not begin in silence
 
 
 if __name__ == "__main__":

@@ -105,23 +105,22 @@ def test_the_class_token_looks_at_the_object():
 # --- Whisper: the moment at which a word is said ----------------------------------------------
 
 SPOKEN = (
-    ("yellow", 0.100, 0.563),
-    ("dogs", 0.613, 1.093),
-    ("and", 1.143, 1.551),
-    ("seven", 1.601, 2.118),
-    ("happy", 2.168, 2.634),
-    ("children", 2.684, 3.233),
-    ("are", 3.283, 3.661),
-    ("walking", 3.711, 4.301),
-    ("home", 4.351, 4.827),
-    ("together", 4.877, 5.462),
+    ("yellow", 0.002, 0.465),
+    ("dogs", 0.869, 1.349),
+    ("and", 1.741, 2.149),
+    ("seven", 2.554, 3.072),
+    ("happy", 3.479, 3.945),
+    ("children", 4.391, 4.940),
+    ("are", 5.336, 5.713),
+    ("walking", 6.108, 6.698),
+    ("home", 7.110, 7.586),
+    ("together", 8.024, 8.609),
 )
 
 
-@pytest.mark.parametrize("clip", ["sentence", "words"])
-def test_word_starts_are_those_of_transformers(clip):
+def test_word_starts_are_those_of_transformers():
     loaded = models.load("whisper")
-    sound = models.read_sound(DATA / f"{clip}.wav")
+    sound = models.read_sound(DATA / "sentence.wav")
     look = listen(sound, loaded)
     frames = round(sound.seconds / 0.02)
     mask = torch.zeros(1, 3000, dtype=torch.long)
@@ -180,12 +179,10 @@ def test_every_start_is_that_of_transformers_on_the_same_rows(clip):
 def test_words_are_listened_for_while_they_are_said():
     look = listen(DATA / "words.wav")
     assert [word.label.lower() for word in look.words] == [word for word, _, _ in SPOKEN]
-    early = []
     for heard, (word, start, end) in zip(look.words, SPOKEN, strict=True):
         assert start <= heard.peak <= end, word
-        assert start - 0.1 <= heard.start <= end, word
-        early.append(start - heard.start)
-    print(f"starts: {sum(early) / len(early):+.2f} s early on average, {max(early):.2f} s at most")
+        # frames of 20 ms
+        assert start - 0.02 <= heard.start <= end, word
     # the rows of a word lie on its own time; "and" and "are" look further ahead, at the next word
     edges = torch.linspace(0, look.duration, len(look.values[0]) + 1)
     middles = (edges[:-1] + edges[1:]) / 2

@@ -93,7 +93,7 @@ def listen(
     `sound` is a WAV file or what `read_sound` returned. Without `layer` and `head` it is the
     average of the heads of cross-attention that are known to follow the sound; with a layer all
     of its heads, with both one. Word starts come from these heads by dynamic time warping, as
-    `eyeline.looking.alignment` says. Errors: ModelError for a file that is no sound, or a model
+    `eyeline.looking.alignment` says; one that falls into silence moves to its end. Errors: ModelError for a file that is no sound, or a model
     that reads none; ArgumentError for a layer or head that is not there.
 
     >>> import numpy as np
@@ -127,11 +127,7 @@ def listen(
         heads=heads,
         chosen=layer is None and head is None,
         words=tuple(
-            HeardWord(
-                label,
-                round(begins.starts[a] * FRAME, 2),
-                round(max(begins.peaks[a:b], key=lambda at: float(row[at])) * FRAME, 2),
-            )
+            _heard_word(label, read, begins.starts[a], begins.peaks[a:b], row)
             for label, (a, b), row in zip(words, spans, means)
         ),
         values=tuple(map(tuple, sums[: len(words), edges].diff().tolist())),
@@ -139,6 +135,14 @@ def listen(
         notes=tuple(_notes(read, Phrases(language(lang)))),
         seconds=time.perf_counter() - started,
     )
+
+
+def _heard_word(
+    label: str, sound: Sound, start: int, peaks: Sequence[int], row: Tensor
+) -> HeardWord:
+    """A word that the warping lets begin in a silence begins where the silence ends."""
+    peak = round(max(peaks, key=lambda at: float(row[at])) * FRAME, 2)
+    return HeardWord(label, sound.sounding(round(start * FRAME, 2), peak), peak)
 
 
 def crossed(loaded: LoadedModel, sound: Sound, heard: Transcript) -> list[Any]:

@@ -21,6 +21,7 @@ RATE = 16_000  # samples per second that Whisper was trained with
 LONGEST = 30  # seconds
 FRAME = 0.02  # seconds that one position of Whisper's encoder stands for
 _BYTES = 2  # of a sample: 16 bits
+_SILENT = 0.02  # of the loudest sample: less is no sound of speech
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,6 +43,22 @@ class Sound:
     def seconds(self) -> float:
         """How long it is."""
         return len(self.samples) / RATE
+
+    def sounding(self, start: float, until: float) -> float:
+        """The first moment in seconds, from `start` on, that is not silent; else `start`.
+
+        A frame of 20 ms is silent where no sample reaches a fiftieth of the loudest one. Looks no
+        further than `until`.
+
+        >>> Sound(np.repeat(np.float32([0, 0, 1, 0]), 320)).sounding(0.0, 0.06)
+        0.04
+        """
+        size = round(FRAME * RATE)
+        frames = np.abs(np.append(self.samples, np.zeros(-len(self.samples) % size)))
+        loud = frames.reshape(-1, size).max(1) > _SILENT * frames.max()
+        first, last = round(start / FRAME), round(until / FRAME)
+        found = np.flatnonzero(loud[first : last + 1])
+        return start if len(found) == 0 else round(float(first + found[0]) * FRAME, 2)
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """What Whisper's encoder takes: input_features, float32 [1, 80, 3000], 10 ms each."""
