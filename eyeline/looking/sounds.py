@@ -93,8 +93,10 @@ def listen(
     `sound` is a WAV file or what `read_sound` returned. Without `layer` and `head` it is the
     average of the heads of cross-attention that are known to follow the sound; with a layer all
     of its heads, with both one. Word starts come from these heads by dynamic time warping, as
-    `eyeline.looking.alignment` says; one that falls into silence moves to its end. Errors: ModelError for a file that is no sound, or a model
-    that reads none; ArgumentError for a layer or head that is not there.
+    `eyeline.looking.alignment` says; one that falls into silence moves to its end.
+
+    Errors: ModelError for a file that is no sound, or a model that reads none; ArgumentError for
+    a layer or head that is not there.
 
     >>> import numpy as np
     >>> look = listen(Sound(np.zeros(16000, dtype=np.float32)))
