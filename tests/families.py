@@ -11,26 +11,12 @@ from typing import Any
 import torch
 import transformers
 
-from tests.tiny import GROUPED, SIZES, SMALL, T, inputs
+from tests.tiny import GROUPED, LATENT, SIZES, SMALL, STACKS, T, inputs
 
 WIDE = {"initializer_range": 0.5}
 ENCODER = {**SMALL, **WIDE}
 DECODER = {**GROUPED, **WIDE}
-PAIR = {
-    "vocab_size": 60,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-    "init_std": 0.5,
-}
+PAIR = {"vocab_size": 60, **STACKS, "init_std": 0.5}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -86,21 +72,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {**DECODER, "sliding_window": 4, "head_dim": 8, "query_pre_attn_scalar": 1},
     "gpt_oss": {**SIZES["gpt_oss"], **WIDE},
     "llama4_text": {**SIZES["llama4_text"], **WIDE},
-    "deepseek_v3": {
-        **DECODER,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 12,
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "first_k_dense_replace": 1,
-    },
+    "deepseek_v3": {**LATENT, **WIDE},
     "jamba": {
         **DECODER,
         "num_hidden_layers": 4,

@@ -17,60 +17,33 @@ from eyeline.errors import ModelError
 from eyeline.integrations import huggingface  # noqa: F401
 from eyeline.integrations import huggingface_attention as hf
 from eyeline.seen import watch
-from tests.tiny import ENCODERS, GROUPED, SMALL, T, close, eager, inputs, rows, tiny
+from tests.tiny import (
+    ENCODERS,
+    GROUPED,
+    LATENT,
+    SIZES,
+    SMALL,
+    STACKS,
+    T,
+    close,
+    eager,
+    inputs,
+    rows,
+    tiny,
+)
 
 LIMIT = 1e-5
 SOUND = {"num_mel_bins": 8, "max_source_positions": 12}
-ENCODER_DECODER = {
-    "vocab_size": 60,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
+ENCODER_DECODER = {"vocab_size": 60, **STACKS}
 CAUSAL = {
-    "llama": GROUPED,
-    "mistral": {**GROUPED, "sliding_window": 4},
-    "gemma2": {**GROUPED, "sliding_window": 4, "head_dim": 8, "attn_logit_softcapping": 2.0},
-    "gpt2": {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4},
-    "gpt_oss": {
-        **GROUPED,
-        "sliding_window": 4,
-        "head_dim": 8,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 1,
-    },
-    "llama4_text": {
-        **GROUPED,
-        "intermediate_size_mlp": 48,
-        "head_dim": 8,
-        "num_local_experts": 2,
-        "attention_chunk_size": 4,
-        "no_rope_layers": [1, 0],
-    },
+    "llama": SIZES["llama"],
+    "mistral": SIZES["mistral"],
+    "gemma2": SIZES["gemma2"],
+    "gpt2": {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4},  # no end in reach
+    "gpt_oss": SIZES["gpt_oss"],
+    "llama4_text": SIZES["llama4_text"],
     "gemma3_text": {**GROUPED, "head_dim": 8, "sliding_window": 4},
-    "deepseek_v3": {
-        **SMALL,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 12,
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "num_experts_per_tok": 1,
-        "moe_intermediate_size": 16,
-        "first_k_dense_replace": 1,
-    },
+    "deepseek_v3": {**LATENT, "num_experts_per_tok": 1},
 }
 
 

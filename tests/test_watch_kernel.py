@@ -13,28 +13,12 @@ from eyeline.errors import ArgumentError, ModelError
 from eyeline.seen import watch
 from tests.test_watch import Largest, checkpointing
 from tests.test_watch_names import T5, made
-from tests.tiny import FAMILIES, GROUPED, SIZES, close, eager, inputs, rows, run, same, tiny
-
-DEEPSEEK = {
-    **GROUPED,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 12,
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-}
+from tests.tiny import FAMILIES, GROUPED, LATENT, SIZES, close, eager, inputs, rows, run, same, tiny
 
 
 def model_of(family: str) -> Any:
     if family == "deepseek_v3":
-        return made(family, **DEEPSEEK)
+        return made(family, **LATENT)
     return made("t5", **T5) if family == "t5" else tiny(family)
 
 

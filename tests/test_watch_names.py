@@ -10,21 +10,8 @@ import transformers
 
 from eyeline.errors import ModelError
 from eyeline.seen import Call, Missing, Seen, watch
-from tests.tiny import SIZES, SMALL, T, close, eager, inputs, run, same, tiny
+from tests.tiny import SIZES, SMALL, STACKS, T, close, eager, inputs, run, same, tiny
 
-SEQ = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
 T5 = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 
 
@@ -41,14 +28,14 @@ def crossing(family: str) -> tuple[Any, dict[str, Any]]:
     """A model whose cross-attention has as many keys as its self-attention, and its inputs."""
     ids = inputs()["input_ids"]
     if family == "whisper":
-        model = made("whisper", vocab_size=60, num_mel_bins=8, max_source_positions=T, **SEQ)
+        model = made("whisper", vocab_size=60, num_mel_bins=8, max_source_positions=T, **STACKS)
         frames = torch.randn(2, 8, 2 * T)
         return model, {"input_features": frames, "decoder_input_ids": ids}
     if family in ("bert", "gpt2"):
         extra = {"is_decoder": True, "add_cross_attention": True}
         model = made(family, **{**SIZES[family], **extra})
         return model, {"input_ids": ids, "encoder_hidden_states": torch.randn(2, T, 32)}
-    sizes = T5 if family == "t5" else {"vocab_size": 60, **SEQ}
+    sizes = T5 if family == "t5" else {"vocab_size": 60, **STACKS}
     return made(family, **sizes), {"input_ids": ids, "decoder_input_ids": ids}
 
 
@@ -119,7 +106,7 @@ ALONE = {
     },
     "mpnet": SMALL,
     "deberta-v2": SMALL,
-    "fsmt": {"src_vocab_size": 60, "tgt_vocab_size": 60, **SEQ},
+    "fsmt": {"src_vocab_size": 60, "tgt_vocab_size": 60, **STACKS},
     "longformer": {**SMALL, "attention_window": 4},
 }
 

@@ -20,8 +20,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from eyeline import block
 from eyeline.errors import ModelError
 from eyeline.seen import watch
-from tests.test_watch_names import SEQ, T5, made
-from tests.tiny import SIZES, T, inputs, run, same, tiny
+from tests.test_watch_names import T5, made
+from tests.tiny import SIZES, STACKS, T, inputs, run, same, tiny
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -254,7 +254,7 @@ def whisper() -> Any:
         max_target_positions=40,
         suppress_tokens=None,
         begin_suppress_tokens=None,
-        **SEQ,
+        **STACKS,
     )
     model = transformers.WhisperForConditionalGeneration(config).eval()
     chosen = model.generation_config

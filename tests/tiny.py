@@ -19,6 +19,36 @@ SMALL = {
     "pad_token_id": 0,
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2}
+# An encoder and a decoder beside each other, as BART and its kin name their sizes.
+STACKS = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+# DeepSeek-V3: keys from a compressed state, values of another size than keys.
+LATENT = {
+    **GROUPED,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
 ENCODERS = ("bert", "albert")
 DECODERS = ("llama", "mistral", "gemma2", "gpt_oss", "gpt2", "llama4_text")
 FAMILIES = (*ENCODERS, *DECODERS)
