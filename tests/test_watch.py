@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyeline import models
 from eyeline.seen import watch
-from tests.tiny import FAMILIES, T, close, eager, inputs, rows, run, same, tiny
+from tests.tiny import FAMILIES, T, apart, close, eager, inputs, rows, run, same, tiny
 
 # ---- what the model computes -----------------------------------------------------------------
 
@@ -120,19 +120,7 @@ def test_implementation_is_restored_after_an_exception():
 
 
 def test_each_sub_config_is_restored():
-    part = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    config = transformers.CLIPConfig(
-        text_config={**part, "vocab_size": 60, "max_position_embeddings": 20},
-        vision_config={**part, "image_size": 16, "patch_size": 8},
-        projection_dim=16,
-    )
-    model = transformers.CLIPModel(config).eval()
-    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    model = apart()
     arguments = {**inputs("right"), "pixel_values": torch.randn(1, 3, 16, 16)}
     before = run(model, **arguments)
     with watch(model) as seen:

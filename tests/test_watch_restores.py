@@ -21,7 +21,7 @@ from eyeline import block
 from eyeline.errors import ModelError
 from eyeline.seen import watch
 from tests.test_watch_names import T5, made
-from tests.tiny import SIZES, STACKS, T, inputs, run, same, tiny
+from tests.tiny import STACKS, T, apart, inputs, run, same, tiny
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -225,15 +225,7 @@ def test_an_implementation_set_inside_is_used_seen_and_taken_back(nested):
 
 
 def test_parts_that_are_set_apart_stay_apart():
-    part = {**SIZES["bert"]}
-    del part["vocab_size"], part["pad_token_id"], part["max_position_embeddings"]
-    config = transformers.CLIPConfig(
-        text_config={**part, "vocab_size": 60, "max_position_embeddings": 20},
-        vision_config={**part, "image_size": 16, "patch_size": 8},
-        projection_dim=16,
-    )
-    model = transformers.CLIPModel(config).eval()
-    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    model = apart()
     given = {**inputs("right"), "pixel_values": torch.randn(1, 3, 16, 16)}
 
     def work() -> None:

@@ -94,6 +94,19 @@ def tiny(family: str, implementation: str | None = None) -> Any:
     return model
 
 
+def apart() -> Any:
+    """A CLIP whose text part is set to eager attention and whose vision part to SDPA."""
+    part = {name: SMALL[name] for name in SMALL if name.startswith(("hidden", "inter", "num"))}
+    config = transformers.CLIPConfig(
+        text_config={**part, "vocab_size": 60, "max_position_embeddings": 20},
+        vision_config={**part, "image_size": 16, "patch_size": 8},
+        projection_dim=16,
+    )
+    model = transformers.CLIPModel(config).eval()
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    return model
+
+
 def inputs(side: str | None = None, batch: int = 2, length: int = T) -> dict[str, torch.Tensor]:
     ids = torch.randint(1, 60, (batch, length), generator=torch.Generator().manual_seed(1))
     if side is None:

@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 Looked = tuple[Any, Callable[..., None]]
 """What a look found, and what shows it on a console."""
 
+# Options that mean the same in every command.
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+Download = Annotated[
+    bool, typer.Option("--download", help="Fetch a Hub model that is not here yet.")
+]
+
 app = typer.Typer(
     name="eyeline",
     help="Attention you can look into.",
@@ -116,16 +122,14 @@ def look(
     lang: Annotated[
         Lang | None, typer.Option(help="The language of the screen. [default: the locale's]")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a figure for a paper.")] = None,
     save: Annotated[
         Path | None,
         typer.Option(help="Write a recording: look FILE shows it again without the model."),
     ] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Fetch a Hub model that is not here yet.")
-    ] = False,
+    download: Download = False,
 ) -> None:
     """Run a text through a real model and show what its attention does."""
     if not download:
@@ -259,11 +263,9 @@ def explain(
     lang: Annotated[
         Lang | None, typer.Option(help="The language of the lesson. [default: the locale's]")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Write one page for a class.")] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Fetch a Hub model that is not here yet.")
-    ] = False,
+    download: Download = False,
 ) -> None:
     """Explain attention step by step, on a text, with every number."""
     if not download:
