@@ -9,6 +9,7 @@
 
 #include <chrono>
 
+#include "caches.h"
 #include "forward.h"
 #include "table.h"
 #include "team.h"
@@ -103,10 +104,16 @@ std::vector<std::string> names() {
   return found;
 }
 
+std::tuple<int64_t, int64_t, int64_t> cache_sizes() {
+  const Caches& found = caches();
+  return {found.level1, found.level2, found.level3};
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.def("tables", names);
+  m.def("caches", cache_sizes);
   m.def("multiply_adds", multiply_adds, nb::arg("table"), nb::arg("rounds"));
   m.def("poison", poison, nb::arg("on"));
   m.def("forward", run_forward, nb::arg("table"), nb::arg("threads"), nb::arg("number"),

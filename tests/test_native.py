@@ -27,9 +27,10 @@ POISON = [float("nan"), float("inf"), float("-inf")]
 every_table = pytest.mark.parametrize("cpu", TABLES, ids=lambda cpu: str(cpu.table))
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=env)
 
 
 def test_where_it_must_be_it_is():
@@ -39,6 +40,19 @@ def test_where_it_must_be_it_is():
     else:
         assert native.tables()[-1] == "scalar"
         assert native.chosen() in native.tables()
+
+
+def test_info_says_what_runs_and_what_is_lost():
+    told = {}
+    for native_is in ("on", "off"):
+        done = run("from eyeline.cli import main; main()", "info", EYELINE_NATIVE=native_is)
+        told[native_is] = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    if TABLES:
+        assert told["on"]["native"].startswith(f"{native.chosen()} (this processor runs ")
+        assert told["on"]["processor"].startswith(f"caches of {native.caches()[0] >> 10} KiB, ")
+    assert "switched off by EYELINE_NATIVE=off" in told["off"]["native"]
+    assert "the same answers, slower" in told["off"]["native"]
+    assert "processor" not in told["off"]
 
 
 def test_without_the_module_everything_still_runs():

@@ -48,6 +48,17 @@ def tables() -> tuple[str, ...]:
 
 
 @cache
+def caches() -> tuple[int, ...]:
+    """Bytes that each level of the processor's caches holds, by which blocks are cut; () without.
+
+    >>> from eyeline.backends import native
+    >>> all(size > 0 for size in native.caches())
+    True
+    """
+    return () if module is None else tuple(module.caches())
+
+
+@cache
 def chosen() -> str:
     """The table that runs unless a backend names one; "" without the module."""
     asked = os.environ.get("EYELINE_NATIVE_TABLE")

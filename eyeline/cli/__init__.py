@@ -342,6 +342,8 @@ def info() -> None:
     _row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads, {_device(torch)}")
     _row("backends", ", ".join(backend.name for backend in BACKENDS))
     _row("native", _native(native.missing, native.tables(), native.chosen()))
+    if caches := native.caches():
+        _row("processor", "caches of " + ", ".join(f"{size >> 10} KiB" for size in caches))
     for package in ("transformers", "tokenizers", "safetensors", "gguf"):
         _row(package, _version(package) or f"missing, needed for models: {LIBRARIES}")
     for package in ("onnx", "pillow"):
