@@ -48,20 +48,18 @@ struct Signals {
   Watch watch() { return {poll, this, &stopped}; }
 };
 
+// As eyeline/backends/arguments.py lays them out.
+using Numbers = std::tuple<int, std::array<int64_t, 6>, std::array<Tensor, 2>, double, double,
+                           std::array<Tensor, 3>, std::array<int64_t, 4>, std::array<Tensor, 6>,
+                           int64_t>;
 
-void run_forward(const std::string& name, int threads, int number,
-                 const std::array<int64_t, 7>& sizes, const std::array<Tensor, 4>& main,
-                 int64_t lse, double scale, double softcap, const std::array<Tensor, 3>& more,
-                 const std::array<int64_t, 4>& places, const std::array<Tensor, 6>& visible,
-                 int64_t intervals, std::optional<std::tuple<int64_t, int64_t, double>> dropout) {
-  const Table* chosen = table(name.c_str());
-  if (!chosen) throw nb::value_error(("no table " + name).c_str());
+Problem problem(const Numbers& numbers) {
+  const auto& [number, sizes, main, scale, softcap, more, places, visible, intervals] = numbers;
   Problem p;
-  p.N = sizes[0], p.Hq = sizes[1], p.Hk = sizes[2], p.Tq = sizes[3], p.Tk = sizes[4];
-  p.D = sizes[5], p.Dv = sizes[6];
   p.number = static_cast<Number>(number);
-  p.q = view(main[0]), p.k = view(main[1]), p.v = view(main[2]), p.out = view(main[3]);
-  p.lse = reinterpret_cast<float*>(lse);
+  p.N = sizes[0], p.Hq = sizes[1], p.Hk = sizes[2], p.Tq = sizes[3], p.Tk = sizes[4];
+  p.D = sizes[5];
+  p.q = view(main[0]), p.k = view(main[1]);
   p.scale = static_cast<float>(scale);
   p.softcap = static_cast<float>(softcap);
   p.bias = view(more[0]), p.relative = view(more[1]), p.sinks = view(more[2]);
@@ -72,28 +70,53 @@ void run_forward(const std::string& name, int threads, int number,
   p.visible.q_ids = view(visible[3]), p.visible.k_ids = view(visible[4]);
   p.visible.dense = view(visible[5]);
   p.visible.intervals = intervals;
-  if (dropout) {
-    p.dropout.here = true;
-    p.dropout.seed = static_cast<uint64_t>(std::get<0>(*dropout));
-    p.dropout.threshold = static_cast<uint64_t>(std::get<1>(*dropout));
-    p.dropout.scale = static_cast<float>(std::get<2>(*dropout));
-  }
+  return p;
+}
+
+Dropout dropping(const std::optional<std::tuple<int64_t, int64_t, double>>& numbers) {
+  if (!numbers) return {};
+  const auto& [seed, threshold, scale] = *numbers;
+  return {true, static_cast<uint64_t>(seed), static_cast<uint64_t>(threshold),
+          static_cast<float>(scale)};
+}
+
+float* floats(int64_t address) { return reinterpret_cast<float*>(address); }
+
+const Table& chosen(const std::string& name) {
+  const Table* found = table(name.c_str());
+  if (!found) throw nb::value_error(("no table " + name).c_str());
+  return *found;
+}
+
+// `work(watch)` without the GIL; it says whether there was memory.
+template <class Work>
+void unlocked(const Work& work) {
   Signals signals;
   bool done;
   {
     nb::gil_scoped_release release;
-    done = forward(*chosen, p, threads, signals.watch());
+    done = work(signals.watch());
   }
   if (signals.stopped) throw nb::python_error();
   if (!done) throw std::bad_alloc();
 }
 
+void run_forward(const std::string& name, int threads, const Numbers& numbers, int64_t Dv,
+                 const Tensor& v, const Tensor& out, const std::array<int64_t, 3>& rows,
+                 const std::optional<std::tuple<int64_t, int64_t, double>>& dropout) {
+  Problem p = problem(numbers);
+  p.Dv = Dv, p.v = view(v), p.out = view(out);
+  p.lse = floats(rows[0]), p.m = floats(rows[1]), p.l = floats(rows[2]);
+  p.dropout = dropping(dropout);
+  const Table& with = chosen(name);
+  unlocked([&](const Watch& watch) { return forward(with, p, threads, watch); });
+}
+
 double multiply_adds(const std::string& name, int64_t rounds) {
-  const Table* chosen = table(name.c_str());
-  if (!chosen) throw nb::value_error(("no table " + name).c_str());
+  const Table& with = chosen(name);
   nb::gil_scoped_release release;
   float result;
-  return chosen->multiply_adds(rounds, &result);
+  return with.multiply_adds(rounds, &result);
 }
 
 std::vector<std::string> names() {
@@ -116,8 +139,6 @@ NB_MODULE(_native, m) {
   m.def("caches", cache_sizes);
   m.def("multiply_adds", multiply_adds, nb::arg("table"), nb::arg("rounds"));
   m.def("poison", poison, nb::arg("on"));
-  m.def("forward", run_forward, nb::arg("table"), nb::arg("threads"), nb::arg("number"),
-        nb::arg("sizes"), nb::arg("main"), nb::arg("lse"), nb::arg("scale"), nb::arg("softcap"),
-        nb::arg("more"), nb::arg("places"), nb::arg("visible"), nb::arg("intervals"),
-        nb::arg("dropout").none());
+  m.def("forward", run_forward, nb::arg("table"), nb::arg("threads"), nb::arg("problem"),
+        nb::arg("Dv"), nb::arg("v"), nb::arg("out"), nb::arg("rows"), nb::arg("dropout").none());
 }

@@ -47,7 +47,9 @@ struct Problem {
   Number number = Number::float32;
   View q, k, v;               // [N, Hq, Tq, D], [N, Hk, Tk, D], [N, Hk, Tk, Dv] of `number`
   View out;                   // [N, Hq, Tq, Dv] of `number`
-  float* lse = nullptr;       // [N, Hq, Tq], contiguous
+  float* lse = nullptr;       // [N, Hq, Tq], contiguous, as are m and l
+  float* m = nullptr;         // e^(score - m) / l is a weight; m is the largest score (or the sink)
+  float* l = nullptr;         // but for its rounding, which l makes up for
   float scale = 1.0f;
   float softcap = 0.0f;       // 0: none
   View bias;                  // float [N, Hq, Tq, Tk]

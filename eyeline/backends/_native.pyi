@@ -1,5 +1,4 @@
-# An address and four strides in elements; None where there is no tensor.
-_Tensor = tuple[int, int, int, int, int] | None
+from eyeline.backends.arguments import Numbers, Strides
 
 def tables() -> list[str]: ...
 def caches() -> tuple[int, int, int]: ...
@@ -8,15 +7,10 @@ def poison(on: bool) -> None: ...
 def forward(
     table: str,
     threads: int,
-    number: int,
-    sizes: tuple[int, int, int, int, int, int, int],
-    main: tuple[_Tensor, _Tensor, _Tensor, _Tensor],
-    lse: int,
-    scale: float,
-    softcap: float,
-    more: tuple[_Tensor, _Tensor, _Tensor],
-    places: tuple[int, int, int, int],
-    visible: tuple[_Tensor, _Tensor, _Tensor, _Tensor, _Tensor, _Tensor],
-    intervals: int,
+    problem: Numbers,
+    Dv: int,
+    v: Strides | None,
+    out: Strides | None,
+    rows: tuple[int, int, int],
     dropout: tuple[int, int, float] | None,
 ) -> None: ...

@@ -18,8 +18,8 @@ Result = tuple[Tensor, ...]
 class State:
     """Two numbers per row from which any weight follows: ``w = exp(score - m) / l``."""
 
-    m: Tensor  # [N, Hq, Tq] the largest score (with the sink), -inf where the row sees nothing
-    l: Tensor  # [N, Hq, Tq] Σ exp(score - m)  # noqa: E741
+    m: Tensor  # [N, Hq, Tq] the largest score (with the sink), -inf where the row sees nothing;
+    l: Tensor  # [N, Hq, Tq] Σ exp(score - m): what m may lose when rounded is in l  # noqa: E741
 
 
 @dataclass(frozen=True, eq=False)

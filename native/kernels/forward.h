@@ -244,7 +244,9 @@ struct Forward {
       const float l = row_sum[at].l, total = l == 0.0f ? 1.0f : l;
       for (int64_t d = 0; d < p.Dv; ++d)
         to[d * p.out.stride[3]] = T::round(out[at * Dv + d] / total);
-      p.lse[(part.n * p.Hq + here.h) * p.Tq + here.i] = row_sum[at].lse();
+      const int64_t number = (part.n * p.Hq + here.h) * p.Tq + here.i;
+      p.lse[number] = row_sum[at].lse();
+      row_sum[at].write(p.m + number, p.l + number);
     }
   }
 

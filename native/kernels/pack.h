@@ -47,8 +47,6 @@ struct Odd {
   int key[KEYS];
 };
 
-inline bool finite(float x) { return x - x == 0.0f; }
-
 // Values of keys lo <= j < hi of a block: to [Dv / C, KEYS, C].
 template <class T>
 void pack_values(const Problem& p, int64_t n, int64_t head, int64_t first, int lo, int hi,

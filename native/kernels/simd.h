@@ -92,6 +92,7 @@ inline void transpose(F (&rows)[W]) {
   if constexpr (W > 8) swap_blocks<W / 2>(rows);
 }
 
+inline bool finite(float x) { return x - x == 0.0f; }
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }

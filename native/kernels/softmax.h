@@ -42,6 +42,19 @@ struct Softmax {
     return largest(top) * factor;
   }
 
+  // m and l in natural units. What m loses when it is rounded l makes up for, so that weights keep
+  // their accuracy at scores of thousands.
+  void write(float* to_m, float* to_l) const {
+    *to_m = static_cast<float>(m * ln2);
+    *to_l = finite(m) ? static_cast<float>(l * __builtin_exp2(m - *to_m / ln2)) : l;
+  }
+
+  void read(float from_m, float from_l) {
+    const double exact = from_m / ln2;
+    m = static_cast<float>(exact);
+    l = finite(m) ? static_cast<float>(from_l * __builtin_exp2(exact - m)) : from_l;
+  }
+
   float lse() const {
     if (l == 0.0f) return -infinity;
     if (m == infinity) return m;
