@@ -9,6 +9,7 @@
 
 #include <chrono>
 
+#include "backward.h"
 #include "caches.h"
 #include "forward.h"
 #include "table.h"
@@ -112,6 +113,23 @@ void run_forward(const std::string& name, int threads, const Numbers& numbers, i
   unlocked([&](const Watch& watch) { return forward(with, p, threads, watch); });
 }
 
+void run_backward(const std::string& name, int threads, const Numbers& numbers, int64_t Dv,
+                  const std::array<Tensor, 3>& values, const std::array<int64_t, 3>& rows,
+                  const std::array<int64_t, 4>& wanted,
+                  const std::optional<std::tuple<int64_t, int64_t, double>>& dropout) {
+  Problem p = problem(numbers);
+  p.Dv = Dv, p.v = view(values[0]), p.out = view(values[1]);
+  p.m = floats(rows[0]), p.l = floats(rows[1]);
+  p.dropout = dropping(dropout);
+  Slopes slopes;
+  slopes.dout = view(values[2]);
+  slopes.dlse = floats(rows[2]);
+  slopes.dq = floats(wanted[0]), slopes.dk = floats(wanted[1]), slopes.dv = floats(wanted[2]);
+  slopes.inner = floats(wanted[3]);
+  const Table& with = chosen(name);
+  unlocked([&](const Watch& watch) { return backward(with, p, slopes, threads, watch); });
+}
+
 double multiply_adds(const std::string& name, int64_t rounds) {
   const Table& with = chosen(name);
   nb::gil_scoped_release release;
@@ -141,4 +159,7 @@ NB_MODULE(_native, m) {
   m.def("poison", poison, nb::arg("on"));
   m.def("forward", run_forward, nb::arg("table"), nb::arg("threads"), nb::arg("problem"),
         nb::arg("Dv"), nb::arg("v"), nb::arg("out"), nb::arg("rows"), nb::arg("dropout").none());
+  m.def("backward", run_backward, nb::arg("table"), nb::arg("threads"), nb::arg("problem"),
+        nb::arg("Dv"), nb::arg("values"), nb::arg("rows"), nb::arg("wanted"),
+        nb::arg("dropout").none());
 }

@@ -68,10 +68,26 @@ struct Problem {
   }
 };
 
+// What arrives at a problem's results, and where the gradients of its inputs are added up. What is
+// null is not there, or not wanted. All but dout is contiguous.
+struct Slopes {
+  View dout;                    // [N, Hq, Tq, Dv] of the problem's `number`
+  const float* dlse = nullptr;  // [N, Hq, Tq]
+  float* dq = nullptr;          // [N, Hq, Tq, D]
+  float* dk = nullptr;          // [N, Hk, Tk, D]
+  float* dv = nullptr;          // [N, Hk, Tk, Dv]
+  float* inner = nullptr;       // [N, Hq, Tq]: Σ P ∘ G of each row, less dlse
+};
+
 // Rows of one key head. Row r is query r / group of the head's query head r % group: heads that
 // share keys stand side by side, and rows near each other see much the same keys.
 struct Part {
   int64_t n, head, start, stop;
+};
+
+// Rows of one key head, and some of its keys.
+struct Cell {
+  int64_t n, head, row_start, row_stop, key_start, key_stop;
 };
 
 // Looked at between tiles, so that Ctrl-C answers at once.

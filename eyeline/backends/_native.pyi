@@ -4,6 +4,16 @@ def tables() -> list[str]: ...
 def caches() -> tuple[int, int, int]: ...
 def multiply_adds(table: str, rounds: int) -> float: ...
 def poison(on: bool) -> None: ...
+def backward(
+    table: str,
+    threads: int,
+    problem: Numbers,
+    Dv: int,
+    values: tuple[Strides | None, Strides | None, Strides | None],
+    rows: tuple[int, int, int],
+    wanted: tuple[int, int, int, int],
+    dropout: tuple[int, int, float] | None,
+) -> None: ...
 def forward(
     table: str,
     threads: int,

@@ -1,6 +1,7 @@
 """Attention by the native kernels (`native/`), at the speed of the processor.
 
-The forward pass is native; whatever else is asked goes to `tiled`, whose rows normalise themselves.
+Attention's output and its gradients are native; whatever else is asked goes to `tiled`, whose rows
+normalise themselves.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from eyeline.backends.reductions import Reduction, View
 from eyeline.backends.strips import like_query
 from eyeline.backends.tiled import Tiled
 from eyeline.problem import Problem
+
+# From here on float32 rounds lse so much that weights taken from it are off by 1e-5.
+FAR = 256.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,84 @@ class Cpu(Backend):
         lse_grad: Tensor | None,
         wanted: frozenset[str],
     ) -> Gradients:
-        return self.rest.backward(problem, values, terms, view, lse_grad, wanted)
+        if terms or not _differentiates(problem, values, wanted):
+            return self.rest.backward(problem, values, terms, view, lse_grad, wanted)
+        return self._gradients(problem, values, lse_grad, wanted)
+
+    def _gradients(
+        self,
+        problem: Problem,
+        values: Values | None,
+        lse_grad: Tensor | None,
+        wanted: frozenset[str],
+    ) -> Gradients:
+        asked, state = arguments(problem), self._state(problem, values)
+        v = problem.k[..., :0] if values is None else values.v.resolve_neg()
+        out, dout, dropout = None, None, None
+        if values is not None:
+            assert values.out is not None
+            assert values.grad is not None
+            out, dout, dropout = values.out, values.grad.resolve_neg(), values.dropout
+        r = None if lse_grad is None else lse_grad.to(torch.float32).contiguous()
+        found: dict[str, Tensor | None] = {
+            name: t.new_zeros(t.shape, dtype=torch.float32) if name in wanted else None
+            for name, t in {"q": problem.q, "k": problem.k, "v": v}.items()
+        }
+        inner = None
+        if "sinks" in wanted:
+            inner = torch.zeros_like(state.m) if r is None else -r
+        assert native.module is not None
+        native.module.backward(
+            self.table or native.chosen(),
+            torch.get_num_threads(),
+            asked.numbers,
+            v.shape[3],
+            tuple(map(view, (v, out, dout))),
+            tuple(map(_address, (state.m, state.l, r))),
+            tuple(map(_address, (*found.values(), inner))),
+            dropping(dropout),
+        )
+        dv = found.pop("v")
+        sinks = None if inner is None else _sinks(problem, state, inner)
+        return Gradients(found | {"bias": None, "relative": None, "sinks": sinks}, dv, [])
+
+    def _state(self, problem: Problem, values: Values | None) -> State:
+        """Every row's state, from its lse, or from its scores where lse is too coarse."""
+        lse = None if values is None else values.lse
+        if lse is not None:
+            far = (lse.abs() > FAR) & lse.isfinite()
+            near = State(lse.contiguous(), torch.ones_like(lse))
+            if not bool(far.any()):
+                return near
+        state = self.forward(problem, problem.k[..., :0], None)[2]
+        assert state is not None
+        if lse is None:
+            return state
+        # Each row by what it sees alone: what one row holds moves no bit of another.
+        return State(torch.where(far, state.m, near.m), torch.where(far, state.l, near.l))
 
     def tile(self, problem: Problem, state: State, cols: Tensor) -> Tensor:
         return self.rest.tile(problem, state, cols)
+
+
+def _differentiates(problem: Problem, values: Values | None, wanted: frozenset[str]) -> bool:
+    """Whether the kernels compute these gradients: not those of biases, nor of nothing at all."""
+    if wanted & {"bias", "relative"} or 0 in problem.q.shape or 0 in problem.k.shape:
+        return False
+    if values is None:
+        return True
+    known = (values.out, values.lse, values.grad)
+    own = values.v.shape[:3] == problem.k.shape[:3] and values.v.shape[3] > 0
+    return own and all(t is not None for t in known)
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+def _sinks(problem: Problem, state: State, inner: Tensor) -> Tensor:
+    """The gradient of the sinks: each has a share of a row, and no value."""
+    assert problem.sinks is not None
+    share = (problem.sinks.to(torch.float32).unsqueeze(-1) - state.m).exp() / state.l
+    share = share.masked_fill((state.l == 0) | (state.m == -torch.inf), 0.0)
+    return -(share * inner).sum(-1).sum_to_size(problem.sinks.shape)

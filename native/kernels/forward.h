@@ -19,7 +19,8 @@ struct Forward {
   Part part;
   int strips;
   bool plain;      // scores need a factor > 0 and nothing else
-  bool direct;     // few rows, whose keys and values are not packed
+  bool direct;     // few rows, whose keys and values are not packed; without values rows are asked
+                   // for their state alone, in the order in which backward.h sums up scores
   float factor;    // from q·k to a base-2 logit where plain, else 1
   int64_t Dv;      // rounded up to whole tiles
 
@@ -47,7 +48,7 @@ struct Forward {
   Forward(const Problem& p, const Part& part, char* memory)
       : p(p), part(part), strips(static_cast<int>((part.stop - part.start + R - 1) / R)) {
     plain = p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
-    direct = p.Tq * p.group() <= DIRECT_ROWS && p.k.stride[3] == 1 && p.v.stride[3] == 1;
+    direct = p.Dv > 0 && p.Tq * p.group() <= DIRECT_ROWS && p.k.stride[3] == 1 && p.v.stride[3] == 1;
     factor = plain ? p.scale * log2e : 1.0f;
     Dv = round_up(p.Dv, C);
     const int64_t rows = most_rows(p);

@@ -40,6 +40,31 @@ void pack_keys(const Problem& p, int64_t n, int64_t head, int64_t first, int cou
   }
 }
 
+// n numbers to panels of C: the first C at `to`, the next `panel` further on; beyond them 0. Entries
+// that are not finite become 0, and then false comes back.
+template <class T>
+bool pack_line(const T* from, int64_t step, int64_t n, int64_t panel, float* to) {
+  F bad{};
+  for (int64_t d = 0; d < n; d += C) {
+    float* line = to + d / C * panel;
+    const int64_t width = smaller(n - d, C);
+    if (width < C || step != 1) {
+      read_line(from + d * step, step, width, line);
+      for (int64_t c = width; c < C; ++c) line[c] = 0.0f;
+    } else {
+      store(line, T::vector(from + d));
+      store(line + W, T::vector(from + d + W));
+    }
+    bad += load(line) * 0.0f + load(line + W) * 0.0f;
+  }
+  if (sum(bad) == 0.0f) return true;
+  for (int64_t d = 0; d < n; ++d) {
+    float& x = to[d / C * panel + d % C];
+    x = finite(x) ? x : 0.0f;
+  }
+  return false;
+}
+
 // Values with an entry that is not finite. They are packed with 0 in its place, so that they reach
 // no row that does not see them; who sees them hears of it afterwards.
 struct Odd {
@@ -54,25 +79,7 @@ void pack_values(const Problem& p, int64_t n, int64_t head, int64_t first, int l
   odd.count = 0;
   for (int j = lo; j < hi; ++j) {
     const T* v = p.v.at<const T>(n, head, first + j);
-    F bad{};
-    for (int64_t d = 0; d < p.Dv; d += C) {
-      float* line = to + d * KEYS + j * C;
-      const int64_t width = smaller(p.Dv - d, C);
-      if (width < C || p.v.stride[3] != 1) {
-        read_line(v + d * p.v.stride[3], p.v.stride[3], width, line);
-        for (int64_t c = width; c < C; ++c) line[c] = 0.0f;
-      } else {
-        store(line, T::vector(v + d));
-        store(line + W, T::vector(v + d + W));
-      }
-      bad += load(line) * 0.0f + load(line + W) * 0.0f;
-    }
-    if (sum(bad) == 0.0f) continue;
-    odd.key[odd.count++] = j;
-    for (int64_t d = 0; d < p.Dv; ++d) {
-      float& x = to[d / C * C * KEYS + j * C + d % C];
-      x = finite(x) ? x : 0.0f;
-    }
+    if (!pack_line(v, p.v.stride[3], p.Dv, C * KEYS, to + j * C)) odd.key[odd.count++] = j;
   }
 }
 

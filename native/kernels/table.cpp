@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "../table.h"
+#include "backward.h"
 #include "forward.h"
 #include "peak.h"
 
@@ -14,5 +15,8 @@
 extern "C" {
 extern const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE);
 const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE) = {
-    EYELINE_TEXT(EYELINE_TABLE), PART_ROWS, Forward::bytes, forward, multiply_adds};
+    EYELINE_TEXT(EYELINE_TABLE),
+    PART_ROWS, Forward::bytes, forward,
+    BLOCK, Backward::bytes, backward,
+    multiply_adds};
 }

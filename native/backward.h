@@ -1,0 +1,11 @@
+#pragma once
+#include "problem.h"
+#include "table.h"
+
+namespace eyeline {
+
+// Adds the gradients that are wanted. False where there was no memory.
+bool backward(const Table& table, const Problem& problem, const Slopes& slopes, int threads,
+              const Watch& watch);
+
+}  // namespace eyeline
