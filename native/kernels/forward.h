@@ -111,7 +111,8 @@ struct Forward {
         if (span[i].sight == Sight::none || c * C >= span[i].hi || (c + 1) * C <= span[i].lo)
           continue;
         float* tile = s + (i - from) * R * KEYS + c * C;
-        F sums[R][2] = {};
+        F sums[R][2];
+        for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = F{};
         add_product<R, 1, R>(p.D, q + i * R * p.D, k + c * C * p.D, sums);
         for (int r = 0; r < R; ++r) {
           store(tile + r * KEYS, sums[r][0]);
