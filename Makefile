@@ -29,7 +29,7 @@ endef
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help look test test-slow test-all check docs models models-page bench clean
+.PHONY: help look test test-slow test-all native-test check docs models models-page bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -48,6 +48,9 @@ test-slow: .venv/.test ## only the slow tests: long texts, memory, every model
 	$(PYTEST) -m slow
 
 test-all: test test-slow ## every test, each once
+
+native-test: ## the native kernels by themselves, against a definition: needs a C++ compiler alone
+	$(MAKE) -C native/tests
 
 check: .venv/.test ## formatter, linter, types, documents
 	$(BIN)/ruff format --check .

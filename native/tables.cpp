@@ -5,7 +5,9 @@
 
 extern "C" {
 extern const eyeline::Table eyeline_table_scalar;
-#ifdef EYELINE_X86
+#if defined(__aarch64__)
+extern const eyeline::Table eyeline_table_neon;
+#elif defined(__x86_64__)
 extern const eyeline::Table eyeline_table_avx2;
 extern const eyeline::Table eyeline_table_avx512;
 #endif
@@ -20,7 +22,9 @@ struct Found {
   int count = 0;
 
   Found() {
-#ifdef EYELINE_X86
+#if defined(__aarch64__)
+    all[count++] = &eyeline_table_neon;  // every processor of this kind has it
+#elif defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c");

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 namespace eyeline {
 
@@ -14,8 +16,6 @@ std::atomic<bool> taken{false};
 std::atomic<bool> forked{false};
 std::atomic<bool> poisoned{false};
 
-// Compiled with -fopenmp, not linked to libgomp: torch brings its own, under a name that differs
-// between its wheels, and two of them in one process would be two sets of threads.
 struct AtFork {
   AtFork() {
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
@@ -75,6 +75,29 @@ void take_parts(Shared& shared, const Watch& watch) {
   memory_of_thread.shrink();
 }
 
+// Calls on `size` threads, the one at hand among them, which alone is told that it is calling.
+//
+// In the Python module compiled with -fopenmp and not linked to libgomp: torch brings its own, under
+// a name that differs between its wheels, and two of them in one process would be two sets of
+// threads. Without OpenMP they are plain threads, which ThreadSanitizer can see through.
+template <class Call>
+void on_threads(int size, const Call& call) {
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(size)
+  {
+    bool calling = false;
+#pragma omp masked
+    calling = true;
+    call(calling);
+  }
+#else
+  std::vector<std::thread> others;
+  for (int i = 1; i < size; ++i) others.emplace_back(call, false);
+  call(true);
+  for (std::thread& other : others) other.join();
+#endif
+}
+
 }  // namespace
 
 void poison(bool on) { poisoned = on; }
@@ -89,13 +112,7 @@ bool share(const Work& work, int size, const Watch& watch) {
   }
   Watch quiet = watch;
   quiet.poll = nullptr;
-#pragma omp parallel num_threads(size)
-  {
-    bool calling = true;
-#pragma omp masked
-    calling = false;
-    take_parts(shared, calling ? quiet : watch);
-  }
+  on_threads(size, [&](bool calling) { take_parts(shared, calling ? watch : quiet); });
   taken = false;
   return !shared.starved;
 }

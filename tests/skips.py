@@ -7,6 +7,7 @@ A test that silently stopped running proves nothing, so the run says so and fail
 from __future__ import annotations
 
 import fnmatch
+import os
 
 import pytest
 
@@ -14,6 +15,10 @@ import pytest
 ALLOWED: dict[str, str] = {
     "tests/test_vision_packages.py::*": "torchvision and timm want another torch",
 }
+
+# Where continuous integration runs, .ci/run has installed what these need.
+if not os.environ.get("CI"):
+    ALLOWED["tests/test_native_program.py::*[[]neon[]]"] = "an ARM compiler and emulator are rare"
 
 _unexpected: list[str] = []
 

@@ -226,25 +226,6 @@ def test_control_c_answers_between_tiles():
         assert 0.9 < float(run(CONTROL_C).stdout) < 3
 
 
-FLAGS = {"scalar": [], "avx2": ["-mavx2", "-mfma", "-mf16c"]}
-FLAGS["avx512"] = [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")] + FLAGS["avx2"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("table", [table for table in native.tables() if table in FLAGS])
-def test_a_kernel_object_exports_one_symbol(table, tmp_path):
-    """Anything else could be merged with a copy compiled for another processor."""
-    made = tmp_path / "table.o"
-    source = ROOT / "native" / "kernels" / "table.cpp"
-    flags = ["-std=c++17", "-O1", "-fPIC", f"-DEYELINE_TABLE={table}", *FLAGS[table]]
-    subprocess.run(["c++", *flags, "-Wno-psabi", "-c", source, "-o", made], check=True)
-    listed = subprocess.run(
-        ["nm", "-g", "--defined-only", made], capture_output=True, text=True, check=True
-    )
-    names = [line.split()[-1] for line in listed.stdout.splitlines() if line.strip()]
-    assert [name for name in names if not name.endswith(":")] == [f"eyeline_table_{table}"]
-
-
 def _wheel(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """A wheel of a copy of the sources, without what an editable install left beside them."""
     copy = tmp_path / "source"

@@ -2,6 +2,8 @@
 #pragma once
 #if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "simd.h"
@@ -55,6 +57,8 @@ struct Float16 {
     return (F)_mm512_cvtph_ps((__m256i)load_half(p));
 #elif defined(__F16C__)
     return (F)_mm256_cvtph_ps((__m128i)load_half(p));
+#elif defined(__ARM_NEON)
+    return (F)vcvt_f32_f16((float16x4_t)load_half(p));
 #else
     F v;
     for (int i = 0; i < W; ++i) v[i] = read(p[i]);
