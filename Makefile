@@ -13,7 +13,7 @@ export TEXT ?= The keys to the old cabinet are on the table because they were to
 
 # The native kernels are built by the C++ compiler at hand. What tests, checks or measures must
 # have them; `make look` runs without.
-test test-slow test-all check docs bench .venv/.test: export EYELINE_NATIVE := require
+test test-slow test-all check docs bench bench-looks .venv/.test: export EYELINE_NATIVE := require
 NATIVE := $(wildcard native/*.cpp native/*.h native/kernels/* native/CMakeLists.txt)
 
 BIN := .venv/bin
@@ -29,7 +29,7 @@ endef
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help look test test-slow test-all native-test check docs models models-page bench clean
+.PHONY: help look test test-slow test-all native-test check docs models models-page bench bench-looks clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -65,8 +65,11 @@ docs: .venv/.test ## write the chapter from running code, run every example, che
 models-page: .venv/.test ## watch every model that is known, and write docs/models.md
 	$(BIN)/python -m tests.models_page
 
-bench: .venv/.test ## measure what it costs here, and write the tables into the READMEs
-	$(BIN)/python benchmarks/costs.py --write
+bench: .venv/.test ## measure the goals and the costs here, about 25 minutes, and write them into the documents
+	$(BIN)/python -m benchmarks.goals --write
+	$(BIN)/python -m benchmarks.costs --write
+
+bench-looks: .venv/.test ## measure what a look at a model costs beside other tools, for docs/watch.md
 	$(BIN)/python benchmarks/tools.py --write
 
 clean: ## remove what make made (.venv, caches); the model cache in your home stays

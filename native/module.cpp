@@ -137,6 +137,12 @@ double multiply_adds(const std::string& name, int64_t rounds) {
   return with.multiply_adds(rounds, &result);
 }
 
+float read_floats(const std::string& name, int64_t data, int64_t count, int64_t streams) {
+  const Table& with = chosen(name);
+  nb::gil_scoped_release release;
+  return with.read_floats(reinterpret_cast<const float*>(data), count, streams);
+}
+
 std::vector<std::string> names() {
   int count = 0;
   const Table* const* all = tables(&count);
@@ -156,6 +162,8 @@ NB_MODULE(_native, m) {
   m.def("tables", names);
   m.def("caches", cache_sizes);
   m.def("multiply_adds", multiply_adds, nb::arg("table"), nb::arg("rounds"));
+  m.def("read_floats", read_floats, nb::arg("table"), nb::arg("data"), nb::arg("count"),
+        nb::arg("streams"));
   m.def("poison", poison, nb::arg("on"));
   m.def("forward", run_forward, nb::arg("table"), nb::arg("threads"), nb::arg("problem"),
         nb::arg("Dv"), nb::arg("v"), nb::arg("out"), nb::arg("rows"), nb::arg("dropout").none());

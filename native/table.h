@@ -13,7 +13,9 @@ struct Table {
   int64_t (*backward_memory)(const Problem& problem);  // bytes that a thread needs for a cell
   void (*backward)(const Problem& problem, const Slopes& slopes, const Cell& cell, char* memory,
                    const Watch& watch);
-  double (*multiply_adds)(int64_t rounds, float* result);  // the processor's limit, for benchmarks
+  // The machine's limits, for benchmarks: operations done, and the sum of what was read.
+  double (*multiply_adds)(int64_t rounds, float* result);
+  float (*read_floats)(const float* data, int64_t count, int64_t streams);
 };
 
 // The tables that this processor can run, the best one first; `count` says how many.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from eyeline import cli
 from eyeline.cli import printing
@@ -67,6 +68,52 @@ def process(
         stdin=subprocess.DEVNULL,
         stdout=to,
         stderr=subprocess.PIPE,
+    )
+
+
+def test_bench_measures_time_and_memory(run):
+    done = run("bench", "--tokens", "16,48", "--heads", "2", "--d", "8", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert [row["T"] for row in found["rows"]] == [16, 48]
+    ways = {"sdpa", "eyeline", "dense", "eyeline_readings", "dense_readings"}
+    for row in found["rows"]:
+        assert set(row["ms"]) == ways
+        assert all(times["min"] > 0 for times in row["ms"].values())
+        if sys.platform == "linux":
+            assert set(row["peak_mib"]) == ways
+    assert found["shape"] == {"heads": 2, "d": 8, "dtype": "float32", "causal": True}
+    assert found["backend"] in {"cpu", "tiled"}
+
+
+def test_bench_shows_tables_and_says_what_does_not_fit(run, monkeypatch):
+    monkeypatch.setattr("eyeline.cli.costs.available", lambda: 2 * 2 * 2 * 4 * 40**2)
+    threads = torch.get_num_threads()
+    done = run("bench", "--tokens", "32,48", "--heads", "2", "--d", "8", "--full", "--threads", "1")
+    torch.set_num_threads(threads)
+    assert done.code == 0, done.err
+    assert "2 heads, D 8, float32, no mask" in done.out
+    assert "threads: 1" in done.out
+    rows = [line.split() for line in done.out.splitlines() if line[:6].strip() in ("32", "48")]
+    assert len(rows) == 6, done.out
+    assert "–" not in rows[0]
+    assert rows[1][3] == "–"
+    assert "more than half of the free memory" in done.out
+
+
+def test_bench_goes_on_where_memory_cannot_be_measured(run, monkeypatch):
+    monkeypatch.setattr(sys, "executable", sys.executable + "-of-nobody")
+    done = run("bench", "--tokens", "16", "--heads", "1", "--d", "8")
+    assert done.code == 0, done.err
+    assert "The process that measures memory could not:" in done.err
+    assert "?" in done.out
+
+
+def test_bench_says_what_it_takes(run):
+    done = run("bench", "--tokens", "512,many")
+    assert done.code == 2
+    assert done.err == (
+        "eyeline: --tokens takes numbers of tokens as 512,2048, and got '512,many'.\n"
     )
 
 

@@ -4,7 +4,7 @@
   ```text, it is what the code prints.
 * between `<!-- help:COMMAND -->` and `<!-- /help -->` stands the command line's own help.
 * between `<!-- figure:NAME -->` and `<!-- /figure -->` stands a table made of
-  benchmarks/results/costs.json.
+  benchmarks/results/costs.json; the picture beside it likewise.
 * links to files and headings lead somewhere; every public name is in docs/api.md.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import io
 import json
 import os
@@ -20,11 +19,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import eyeline
+from benchmarks import costs, costs_shown
 from tests.test_package import SUBMODULES, public_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,15 +47,6 @@ def name_of(path: Path) -> str:
 def blocks(path: Path) -> list[tuple[str, str]]:
     """(language, text) of every fenced block of a page."""
     return [(m[1], m[2]) for m in BLOCK.finditer(path.read_text("utf-8"))]
-
-
-def costs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("costs", ROOT / "benchmarks" / "costs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
@@ -137,13 +127,18 @@ def test_help_in_the_documents_is_the_real_help():
 
 @pytest.mark.parametrize("path", READMES, ids=name_of)
 def test_figures_come_from_the_stored_measurement(path):
-    module = costs()
-    results = json.loads(module.RESULTS.read_text("utf-8"))
+    results = json.loads(costs.RESULTS.read_text("utf-8"))
     found = dict(FIGURE.findall(path.read_text("utf-8")))
-    assert set(found) == {"attention", "readings"}
+    assert set(found) == set(costs_shown.FIGURES)
     lang = "zh" if ".zh." in path.name else "en"
     for figure, text in found.items():
-        assert text == module.table(results, figure, lang)
+        assert text == costs_shown.table(results, figure, lang)
+
+
+def test_pictures_of_costs_come_from_the_stored_measurement():
+    results = json.loads(costs.RESULTS.read_text("utf-8"))
+    for path, drawn in costs_shown.pictures(results).items():
+        assert path.read_text("utf-8") == drawn, f"{name_of(path)}: make bench"
 
 
 def test_both_readmes_say_the_same():

@@ -1,4 +1,4 @@
-"""The command line: `eyeline look`, `eyeline explain` and `eyeline info`."""
+"""The command line: `eyeline look`, `explain`, `bench` and `info`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
+from json import dumps
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -75,6 +76,17 @@ class By(str, Enum):
     near = "near"
     entropy = "entropy"
     distance = "distance"
+
+
+class Dtype(str, Enum):
+    """The types of numbers that the native kernels compute."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+LENGTHS = "512,2048,8192"  # tokens that `eyeline bench` measures
 
 
 @app.callback()
@@ -327,6 +339,33 @@ def explain(
         show(screen, terminal)
     if html is not None:
         print(carried(say("written", path=html)))
+
+
+@app.command()
+def bench(
+    tokens: Annotated[str, typer.Option(help="Lengths to measure, with commas.")] = LENGTHS,
+    heads: Annotated[int, typer.Option(min=1, help="Heads of the layer.")] = 4,
+    d: Annotated[int, typer.Option("--d", min=1, help="Numbers in a query or key.")] = 64,
+    dtype: Annotated[Dtype, typer.Option(help="The type of the numbers.")] = Dtype.float32,
+    full: Annotated[bool, typer.Option("--full", help="Without the causal mask.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads to compute with. [default: torch's]")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Measure what attention costs here: time and memory beside torch's, in half a minute."""
+    import torch
+
+    from eyeline.cli.costs import Shape, lengths_of, measure, show
+
+    lengths = lengths_of(tokens)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found = measure(lengths, Shape(heads, d, dtype.value, not full), _tell)
+    if json:
+        print_json(dumps(found, indent=1))
+        return
+    show(found, console())
 
 
 @app.command()

@@ -18,5 +18,5 @@ const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE) = {
     EYELINE_TEXT(EYELINE_TABLE),
     PART_ROWS, Forward::bytes, forward,
     BLOCK, Backward::bytes, backward,
-    multiply_adds};
+    multiply_adds, read_floats};
 }

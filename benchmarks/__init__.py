@@ -1,0 +1,1 @@
+"""What eyeline costs, measured beside other ways to do the same: `make bench`."""
