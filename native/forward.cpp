@@ -1,40 +1,73 @@
 #include "forward.h"
 
+#include <cstring>
+#include <memory>
+#include <new>
+
 #include "team.h"
 
 namespace eyeline {
 
 namespace {
 
-// How the rows are cut into parts. A row's result does not depend on it.
+// How the work is cut into parts. A row's result does not depend on how the rows are cut, nor on
+// the number of threads.
 struct Cut {
   const Table& table;
   const Problem& problem;
+  int64_t heads;  // key heads of the whole batch
   int64_t rows;   // of one key head
   int64_t each;   // rows of a part
   int64_t parts;  // of one key head
+  int64_t keys;   // of a part
+  int64_t splits = 1;  // parts that share the same rows, with other keys each
+  float* partials = nullptr;  // [heads, splits, rows, Dv + 2]
 
   Cut(const Table& table, const Problem& problem, int threads)
-      : table(table), problem(problem), rows(problem.Tq * problem.group()) {
+      : table(table),
+        problem(problem),
+        heads(problem.N * problem.Hk),
+        rows(problem.Tq * problem.group()),
+        keys(problem.Tk) {
     // Long parts share packed keys among many rows; several parts per thread keep all busy.
     constexpr int64_t parts_per_thread = 4, fewest_rows = 48;
-    const int64_t heads = problem.N * problem.Hk;
     each = table.part_rows;
     while (each > fewest_rows && threads > 1 &&
            heads * ((rows + each - 1) / each) < parts_per_thread * threads)
       each /= 2;
     parts = (rows + each - 1) / each;
+    // Few rows of few heads: keys are shared out, by the problem's sizes alone.
+    constexpr int64_t enough = 64, fewest_keys = 2048;
+    if (rows > fewest_rows || 2 * heads > enough || keys < 2 * fewest_keys) return;
+    const int64_t most = enough / heads < keys / fewest_keys ? enough / heads : keys / fewest_keys;
+    keys = (keys / most + fewest_keys - 1) / fewest_keys * fewest_keys;
+    splits = (problem.Tk + keys - 1) / keys;
   }
 
-  // The last rows first: under a causal mask they take longest.
+  // Of part `number`, its rows. The last rows come first: under a causal mask they take longest.
+  Part part(int64_t number) const {
+    const int64_t start = (parts - 1 - number / heads) * each, at = number % heads;
+    const int64_t stop = start + each < rows ? start + each : rows;
+    return {at / problem.Hk, at % problem.Hk, start, stop, 0, problem.Tk, nullptr};
+  }
+
+  int64_t partial_size() const { return rows * (problem.Dv + 2); }
+
   static void run(const void* self, int64_t number, char* memory, const Watch& watch) {
     const Cut& cut = *static_cast<const Cut*>(self);
-    const Problem& p = cut.problem;
-    const int64_t heads = p.N * p.Hk;
-    const int64_t part = cut.parts - 1 - number / heads, at = number % heads;
-    const int64_t start = part * cut.each;
-    const int64_t stop = start + cut.each < cut.rows ? start + cut.each : cut.rows;
-    cut.table.forward(p, Part{at / p.Hk, at % p.Hk, start, stop}, memory, watch);
+    Part part = cut.part(number / cut.splits);
+    if (cut.splits > 1) {
+      part.key_start = number % cut.splits * cut.keys;
+      if (part.key_start + cut.keys < part.key_stop) part.key_stop = part.key_start + cut.keys;
+      part.partial = cut.partials + number * cut.partial_size();
+    }
+    cut.table.forward(cut.problem, part, memory, watch);
+  }
+
+  static void join(const void* self, int64_t number, char* memory, const Watch&) {
+    const Cut& cut = *static_cast<const Cut*>(self);
+    const float* partials = cut.partials + number * cut.splits * cut.partial_size();
+    cut.table.join(cut.problem, cut.part(number), partials, cut.splits, memory);
   }
 };
 
@@ -42,9 +75,16 @@ struct Cut {
 
 bool forward(const Table& table, const Problem& problem, int threads, const Watch& watch) {
   if (problem.N * problem.Hq * problem.Tq == 0) return true;
-  const Cut cut(table, problem, threads);
-  const Work work{cut.parts * problem.N * problem.Hk, table.memory(problem), Cut::run, &cut};
-  return share(work, threads, watch);
+  Cut cut(table, problem, threads);
+  const int64_t memory = table.memory(problem), rows = cut.parts * cut.heads;
+  if (cut.splits == 1) return share({rows, memory, Cut::run, &cut}, threads, watch);
+  const int64_t parts = rows * cut.splits, size = parts * cut.partial_size();
+  const std::unique_ptr<float[]> partials(new (std::nothrow) float[static_cast<size_t>(size)]);
+  if (!partials) return false;
+  if (poisoned()) std::memset(partials.get(), 0xff, static_cast<size_t>(size) * sizeof(float));
+  cut.partials = partials.get();
+  if (!share({parts, memory, Cut::run, &cut}, threads, watch)) return false;
+  return share({rows, memory, Cut::join, &cut}, 1, watch);
 }
 
 }  // namespace eyeline

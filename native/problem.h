@@ -83,6 +83,8 @@ struct Slopes {
 // share keys stand side by side, and rows near each other see much the same keys.
 struct Part {
   int64_t n, head, start, stop;
+  int64_t key_start, key_stop;  // of its keys these; key_start is a multiple of a block
+  float* partial;               // [rows, Dv + 2] where other parts have the other keys, else null
 };
 
 // Rows of one key head, and some of its keys.

@@ -14,7 +14,7 @@ namespace {
 
 std::atomic<bool> taken{false};
 std::atomic<bool> forked{false};
-std::atomic<bool> poisoned{false};
+std::atomic<bool> poisoning{false};
 
 struct AtFork {
   AtFork() {
@@ -69,7 +69,7 @@ void take_parts(Shared& shared, const Watch& watch) {
   while (!watch.stop()) {
     const int64_t part = shared.next.fetch_add(1, std::memory_order_relaxed);
     if (part >= shared.work.parts) break;
-    if (poisoned) std::memset(memory, 0xff, static_cast<size_t>(shared.work.memory));
+    if (poisoning) std::memset(memory, 0xff, static_cast<size_t>(shared.work.memory));
     shared.work.run(shared.work.self, part, memory, watch);
   }
   memory_of_thread.shrink();
@@ -100,7 +100,8 @@ void on_threads(int size, const Call& call) {
 
 }  // namespace
 
-void poison(bool on) { poisoned = on; }
+void poison(bool on) { poisoning = on; }
+bool poisoned() { return poisoning; }
 
 bool share(const Work& work, int size, const Watch& watch) {
   Shared shared{work};

@@ -15,6 +15,7 @@ struct Work {
 
 // Under test: memory is NaN wherever a part has not written it.
 void poison(bool on);
+bool poisoned();
 
 // Does every part, on `size` threads at most. False where there was no memory.
 //

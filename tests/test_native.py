@@ -153,6 +153,50 @@ def test_threads_move_no_bit(cpu):
 
 
 @every_table
+@pytest.mark.parametrize("Tq", [1, 4, 20])
+def test_threads_move_no_bit_where_keys_are_shared_out(cpu, Tq):
+    """Few rows over many keys: how many parts share them depends on the sizes alone."""
+    q, k, v = inputs(Tq, 9000, Hq=2, Hk=1, lead=(1,), D=24)
+    sinks = torch.tensor([2.0, -1.0])
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(eyeline.attention(q, k, v, eyeline.causal(), sinks=sinks, backend=cpu))
+    finally:
+        torch.set_num_threads(threads)
+    (out, w), others = found[0], found[1:]
+    assert all(torch.equal(out, other) and torch.equal(w.lse, of.lse) for other, of in others)
+    exact, x = eyeline.attention(q, k, v, eyeline.causal(), sinks=sinks, backend="reference")
+    torch.testing.assert_close(out, exact)
+    torch.testing.assert_close(w.lse, x.lse)
+
+
+@every_table
+@pytest.mark.parametrize("value", POISON)
+@pytest.mark.parametrize("where", ["k", "v"])
+def test_hidden_never_moves_a_bit_where_keys_are_shared_out(cpu, value, where):
+    """Also where a whole part of the keys is hidden from a row, or from all."""
+    q, k, v = inputs(3, 9000, Hq=2, Hk=1, lead=(1,), D=24)
+    visible = torch.zeros(3, 9000, dtype=torch.bool)
+    visible[0, :100], visible[1, 8000:8500] = True, True
+    visible[1, 8200] = False
+    worse = {"k": k.clone(), "v": v.clone()}
+    worse[where][..., [150, 5000, 8200, 8999], :] = value
+    out, w = eyeline.attention(q, k, v, visible, backend=cpu)
+    other, of = eyeline.attention(q, worse["k"], worse["v"], visible, backend=cpu)
+    assert torch.equal(out, other)
+    assert torch.equal(w.lse, of.lse)
+    assert (out[..., 2, :] == 0).all()
+    assert (w.lse[..., 2] == -torch.inf).all()
+    worse[where][..., 8001, :] = value
+    other, _ = eyeline.attention(q, worse["k"], worse["v"], visible, backend=cpu)
+    assert torch.equal(out[..., 0, :], other[..., 0, :])
+    assert not other[..., 1, :].equal(out[..., 1, :])
+
+
+@every_table
 def test_the_order_of_keys_does_not_matter(cpu):
     q, k, v = inputs(50, 700, D=16)
     order = torch.randperm(700)

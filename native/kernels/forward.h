@@ -24,7 +24,7 @@ struct Forward {
   float factor;    // from q·k to a base-2 logit where plain, else 1
   int64_t Dv;      // rounded up to whole tiles
 
-  float* q;        // [strips, D, R]; direct: [strips, R, D]
+  float* q;        // [strips, D, R]; direct: [strips, R, D rounded up to whole vectors]
   float* k;        // [KEYS / C, D, C]
   float* v;        // [Dv / C, KEYS, C]
   float* s;        // [GROUP, R, KEYS] scores, then weights
@@ -40,7 +40,7 @@ struct Forward {
 
   static int64_t bytes(const Problem& p) {
     const int64_t Dv = round_up(p.Dv, C), rows = most_rows(p), held = smaller(rows, GROUP * R);
-    const int64_t floats = rows * p.D + KEYS * p.D + KEYS * Dv + held * KEYS + rows * Dv;
+    const int64_t floats = rows * (round_up(p.D, W) + Dv) + KEYS * (p.D + Dv) + held * KEYS;
     return floats * 4 + rows * static_cast<int64_t>(sizeof(Softmax) + sizeof(Row)) +
            rows / R * static_cast<int64_t>(sizeof(Span)) + R * KEYS + 16 * 64;
   }
@@ -52,7 +52,7 @@ struct Forward {
     factor = plain ? p.scale * log2e : 1.0f;
     Dv = round_up(p.Dv, C);
     const int64_t rows = most_rows(p);
-    q = take<float>(memory, rows * p.D);
+    q = take<float>(memory, rows * round_up(p.D, W));
     k = take<float>(memory, KEYS * p.D);
     v = take<float>(memory, KEYS * Dv);
     s = take<float>(memory, smaller(rows, GROUP * R) * KEYS);
@@ -82,12 +82,15 @@ struct Forward {
       row[at] = {part.head * group + r % group, r / group};
       row_sum[at].start(p, part.n, row[at]);
     }
-    if (direct)
+    if (direct) {
+      const int64_t width = round_up(p.D, W);
+      std::memset(q, 0, static_cast<size_t>(strips * R * width * 4));
       for (int64_t r = 0; r < part.stop - part.start; ++r)
-        read_line(p.q.at<const T>(part.n, row[r].h, row[r].i), p.q.stride[3], p.D, q + r * p.D);
-    else
+        read_line(p.q.at<const T>(part.n, row[r].h, row[r].i), p.q.stride[3], p.D, q + r * width);
+    } else {
       for (int i = 0; i < strips; ++i)
         pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * p.D);
+    }
     std::memset(out, 0, static_cast<size_t>(strips * R * Dv * 4));
   }
 
@@ -164,20 +167,18 @@ struct Forward {
     }
   }
 
-  // What values that are not finite give to the rows that see them.
+  // What entries of a key's value that are not finite give to the rows that see it.
   template <class T>
-  void add_odd(const Odd& odd, int strip, int64_t first, const float* weights) {
-    for (int r = 0; r < rows_of(strip); ++r)
-      for (int a = 0; a < odd.count; ++a) {
-        const int j = odd.key[a];
-        if (j < span[strip].lo || j >= span[strip].hi) continue;
-        if (!sees(p, part.n, row[strip * R + r], first + j)) continue;
-        const T* value = p.v.at<const T>(part.n, part.head, first + j);
-        for (int64_t d = 0; d < p.Dv; ++d) {
-          const float x = T::read(value[d * p.v.stride[3]]);
-          if (!finite(x)) out[(strip * R + r) * Dv + d] += weights[r * KEYS + j] * x;
-        }
+  void add_odd(int j, int strip, int64_t first, const float* weights) {
+    if (j < span[strip].lo || j >= span[strip].hi) return;
+    const T* value = p.v.at<const T>(part.n, part.head, first + j);
+    for (int r = 0; r < rows_of(strip); ++r) {
+      if (!sees(p, part.n, row[strip * R + r], first + j)) continue;
+      for (int64_t d = 0; d < p.Dv; ++d) {
+        const float x = T::read(value[d * p.v.stride[3]]);
+        if (!finite(x)) out[(strip * R + r) * Dv + d] += weights[r * KEYS + j] * x;
       }
+    }
   }
 
   // A strip over keys and values where they lie.
@@ -185,16 +186,16 @@ struct Forward {
   void add_direct(int strip, int64_t first, int width) {
     const Span sp = span[strip];
     float decay[R], *sums = out + strip * R * Dv;
-    direct_scores<T, rows>(p, part.n, part.head, first, sp.lo, sp.hi, q + strip * R * p.D, s);
+    const T* k = p.k.at<const T>(part.n, part.head, first);
+    const T* v = p.v.at<const T>(part.n, part.head, first);
+    const int64_t wide = round_up(p.D, W);
+    direct_scores<T, rows>(k, p.k.stride[2], p.D, sp.lo, sp.hi, q + strip * R * wide, wide, s);
     weigh(strip, first, width, s, decay);
-    int64_t d = direct_values<T, rows>(p.v.at<const T>(part.n, part.head, first), p.v.stride[2],
-                                       p.Dv, sp.lo, sp.hi, s, decay, sums, Dv);
-    for (; d < p.Dv; ++d)
-      for (int r = 0; r < rows; ++r) {
-        float& total = sums[r * Dv + d];
-        total = direct_column<T>(p, part.n, part.head, row[strip * R + r], first, sp.lo, sp.hi, d,
-                                 s + r * KEYS, total * decay[r]);
-      }
+    for (int r = 0; r < rows; ++r)
+      for (int64_t d = 0; d < Dv; d += W)
+        store(sums + r * Dv + d, load(sums + r * Dv + d) * decay[r]);
+    if (direct_values<T, rows>({v, p.v.stride[2], p.Dv, sp.lo, sp.hi, s}, sums, Dv)) return;
+    for (int j = sp.lo; j < sp.hi; ++j) add_odd<T>(j, strip, first, s);
   }
 
   template <class T>
@@ -230,10 +231,10 @@ struct Forward {
             multiply_values<decltype(rows)::value>(i, column, weights, decay[i - from]);
           });
         }
-      if (odd.count == 0) continue;
-      for (int i = from; i < to; ++i)
-        if (span[i].sight != Sight::none)
-          add_odd<T>(odd, i, first, s + (i - from) * R * KEYS);
+      for (int a = 0; a < odd.count; ++a)
+        for (int i = from; i < to; ++i)
+          if (span[i].sight != Sight::none)
+            add_odd<T>(odd.key[a], i, first, s + (i - from) * R * KEYS);
     }
   }
 
@@ -252,24 +253,69 @@ struct Forward {
     }
   }
 
+  void forget_sinks() {
+    for (int64_t at = 0; at < part.stop - part.start; ++at) row_sum[at] = Softmax{};
+  }
+
+  // [rows, Dv + 2]: what some of the keys give to each row, its m and l.
+  void leave(float* partial) const {
+    for (int64_t at = 0; at < part.stop - part.start; ++at, partial += p.Dv + 2) {
+      std::memcpy(partial, out + at * Dv, static_cast<size_t>(p.Dv * 4));
+      partial[p.Dv] = row_sum[at].m;
+      partial[p.Dv + 1] = row_sum[at].l;
+    }
+  }
+
+  void add_partial(const float* partial) {
+    for (int64_t at = 0; at < part.stop - part.start; ++at, partial += p.Dv + 2) {
+      const Factors by = row_sum[at].add({partial[p.Dv], partial[p.Dv + 1]});
+      for (int64_t d = 0; d < p.Dv; ++d)
+        out[at * Dv + d] = out[at * Dv + d] * by.own + partial[d] * by.theirs;
+    }
+  }
+
   template <class T>
   void run(const Watch& watch) {
     start<T>();
-    for (int64_t first = 0; first < p.Tk; first += KEYS) {
+    if (part.key_start > 0) forget_sinks();  // who has the first keys counts them
+    for (int64_t first = part.key_start; first < part.key_stop; first += KEYS) {
       if (watch.stop()) return;
-      add_block<T>(first, static_cast<int>(smaller(p.Tk - first, KEYS)));
+      add_block<T>(first, static_cast<int>(smaller(part.key_stop - first, KEYS)));
     }
+    if (part.partial)
+      leave(part.partial);
+    else
+      finish<T>();
+  }
+
+  // The rows of parts that had some of the keys each, in their order.
+  template <class T>
+  void join(const float* partials, int64_t count) {
+    start<T>();
+    forget_sinks();
+    for (int64_t i = 0; i < count; ++i)
+      add_partial(partials + i * (part.stop - part.start) * (p.Dv + 2));
     finish<T>();
   }
 };
 
+template <class Call>
+void with_number(eyeline::Number number, const Call& f) {
+  switch (number) {
+    case eyeline::Number::float32: return f(Float32{});
+    case eyeline::Number::bfloat16: return f(Bfloat16{});
+    case eyeline::Number::float16: return f(Float16{});
+  }
+}
+
 void forward(const Problem& p, const Part& part, char* memory, const Watch& watch) {
   Forward work(p, part, memory);
-  switch (p.number) {
-    case eyeline::Number::float32: return work.run<Float32>(watch);
-    case eyeline::Number::bfloat16: return work.run<Bfloat16>(watch);
-    case eyeline::Number::float16: return work.run<Float16>(watch);
-  }
+  with_number(p.number, [&](auto number) { work.run<decltype(number)>(watch); });
+}
+
+void join(const Problem& p, const Part& part, const float* partials, int64_t count, char* memory) {
+  Forward work(p, part, memory);
+  with_number(p.number, [&](auto number) { work.join<decltype(number)>(partials, count); });
 }
 
 }  // namespace

@@ -54,7 +54,8 @@ struct Float16 {
   uint16_t bits;
   static F vector(const Float16* p) {
 #if defined(__AVX512F__)
-    return (F)_mm512_cvtph_ps((__m256i)load_half(p));
+    // As _mm512_cvtph_ps, whose definition gcc warns of.
+    return (F)_mm512_maskz_cvtph_ps(0xffff, (__m256i)load_half(p));
 #elif defined(__F16C__)
     return (F)_mm256_cvtph_ps((__m128i)load_half(p));
 #elif defined(__ARM_NEON)
@@ -94,6 +95,14 @@ struct Float16 {
 #endif
   }
 };
+
+// The first n < W numbers of a line, then 0.
+template <class T>
+inline F beginning(const T* p, int64_t n) {
+  F v{};
+  for (int64_t i = 0; i < n; ++i) v[i] = T::read(p[i]);
+  return v;
+}
 
 // n numbers with a stride between them, as floats side by side.
 template <class T>

@@ -61,6 +61,27 @@ inline float sum(F v) {
   return v[0];
 }
 
+// Step s of W sums at once: the lanes with bit s go to the second half of the vectors.
+template <int s>
+inline void fold(F (&v)[W]) {
+  I own, other;
+  for (int j = 0; j < W; ++j) {
+    own[j] = j & s ? W + j : j;
+    other[j] = j & s ? W + (j ^ s) : j ^ s;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < s; ++i) v[i] = shuffle(v[i], v[i + s], own) + shuffle(v[i], v[i + s], other);
+}
+
+// Lane i of the result is the sum of v[i].
+inline F sums_of(F (&v)[W]) {
+  if constexpr (W > 8) fold<W / 2>(v);
+  if constexpr (W > 4) fold<4 % W>(v);
+  fold<2>(v);
+  fold<1>(v);
+  return v[0];
+}
+
 inline float largest(F v) {
   if constexpr (W > 8) v = max(v, across<W / 2>(v));
   if constexpr (W > 4) v = max(v, across<4 % W>(v));

@@ -7,6 +7,10 @@
 
 namespace {
 
+struct Factors {
+  float own, theirs;
+};
+
 // Σ 2^(s - m) so far, with the largest s; s = score · log2(e).
 struct Softmax {
   float m = -infinity, l = 0.0f;
@@ -34,6 +38,16 @@ struct Softmax {
     const float decay = exp2(before - shift);
     l = l * decay + sum(total);
     return decay;
+  }
+
+  // The sums over other keys are added; what so far's and theirs are to be multiplied by.
+  Factors add(const Softmax& other) {
+    const float before = m;
+    m = other.m > m ? other.m : m;
+    const float shift = m == -infinity ? 0.0f : m;
+    const float own = exp2(before - shift), theirs = exp2(other.m - shift);
+    l = l * own + other.l * theirs;
+    return {own, theirs};
   }
 
   static float largest_of(const float* s, int lo, int hi, float factor) {

@@ -16,7 +16,7 @@ extern "C" {
 extern const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE);
 const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE) = {
     EYELINE_TEXT(EYELINE_TABLE),
-    PART_ROWS, Forward::bytes, forward,
+    PART_ROWS, Forward::bytes, forward, join,
     BLOCK, Backward::bytes, backward,
     multiply_adds, read_floats};
 }
