@@ -25,7 +25,7 @@ struct Grid {
       : table(table), problem(problem), slopes(slopes), rows(problem.Tq * problem.group()) {
     // Many cells where each is long enough to pay for packing its operands, some in any case. The
     // problem decides and not the number of threads: sums are added up in the order of the steps.
-    pieces = std::max({int64_t{1}, enough(64, 1024), enough(8, table.key_block)});
+    pieces = std::max({int64_t{1}, enough(64, 1024), enough(4, table.key_block)});
     row_piece = up(rows, pieces);
     key_piece = up(up(problem.Tk, pieces), table.key_block) * table.key_block;
   }

@@ -13,9 +13,15 @@ using eyeline::Slopes;
 constexpr int BLOCK = 256;        // keys of a block: three layouts of it stay near the core
 constexpr int LINE = BLOCK + 16;  // apart in memory so that a column of lines shares no cache set
 constexpr int HELD = 16;          // strips whose weights and slopes are held at once
-constexpr int CHUNK = 64 * R;     // rows that share packed keys
+constexpr int CHUNK = 176 * R;    // rows that share packed keys
 
-static_assert(BLOCK <= KEYS && CHUNK <= KEYS, "pack.h lays out KEYS of either");
+static_assert(BLOCK <= KEYS, "pack.h lays out KEYS");
+
+// Rows with an entry that is not finite, as `Odd` has keys.
+struct OddRows {
+  int count = 0;
+  int row[CHUNK];
+};
 
 // dout vᵀ has the form of q kᵀ, and k is to dS what v is to the weights: one packing for both.
 inline Problem exchanged(const Problem& p, const Slopes& slopes) {
@@ -82,7 +88,8 @@ struct Backward {
   Row* row;        // [CHUNK]
   Span* span;      // [strips]
   uint8_t* seen;   // [R, KEYS] of one strip
-  Odd odd_q, odd_dout, odd_k;  // entries that are not finite: packed as 0, added afterwards
+  OddRows odd_q, odd_dout;  // entries that are not finite: packed as 0, added afterwards
+  Odd odd_k;
 
   static int64_t most_rows(const Problem& p) {
     return smaller(CHUNK, round_up(p.Tq * p.group(), R));
@@ -151,7 +158,7 @@ struct Backward {
   }
 
   template <class T>
-  void pack_row(const View& of, int64_t width, int64_t r, float* lines, Odd& odd) {
+  void pack_row(const View& of, int64_t width, int64_t r, float* lines, OddRows& odd) {
     const int64_t panel = most_rows(p) * C;
     if (r >= count) {
       for (int64_t d = 0; d < width; d += C, lines += panel)
@@ -160,7 +167,7 @@ struct Backward {
     }
     const T* from = of.at<const T>(cell.n, row[r].h, row[r].i);
     if (!pack_line(from, of.stride[3], width, panel, lines + r * C))
-      odd.key[odd.count++] = static_cast<int>(r);
+      odd.row[odd.count++] = static_cast<int>(r);
   }
 
   template <class T>
@@ -209,12 +216,10 @@ struct Backward {
       for (int i = from; i < last; ++i) {
         if (!meets(i, c * C, c * C + C)) continue;
         float* tile = to + (i - from) * R * LINE + c * C;
-        F sums[R][2] = {};
+        F sums[R][2];
+        for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = F{};
         add_product<R, 1, R>(width, a + i * R * width, b + c * C * width, sums);
-        for (int r = 0; r < R; ++r) {
-          store(tile + r * LINE, sums[r][0]);
-          store(tile + r * LINE + W, sums[r][1]);
-        }
+        store_tile(tile, LINE, sums);
       }
   }
 
@@ -299,16 +304,10 @@ struct Backward {
           constexpr int rows = decltype(known)::value;
           float* tile = to + j * width + column * C;
           F sums[rows][2];
-          for (int r = 0; r < rows; ++r) {
-            sums[r][0] = load(tile + r * width);
-            sums[r][1] = load(tile + r * width + W);
-          }
+          load_tile(tile, width, sums);
           add_product<rows, 1, LINE>((b - a) * R, w + (a - from) * R * LINE + j,
                                      lines + column * panel + a * R * C, sums);
-          for (int r = 0; r < rows; ++r) {
-            store(tile + r * width, sums[r][0]);
-            store(tile + r * width + W, sums[r][1]);
-          }
+          store_tile(tile, width, sums);
         });
       }
   }
@@ -321,16 +320,10 @@ struct Backward {
         if (sp.sight == Sight::none) continue;
         float* tile = dq + i * R * D + column * C;
         F sums[R][2];
-        for (int r = 0; r < R; ++r) {
-          sums[r][0] = load(tile + r * D);
-          sums[r][1] = load(tile + r * D + W);
-        }
+        load_tile(tile, D, sums);
         add_product<R, LINE, 1>(sp.hi - sp.lo, pulled + (i - from) * R * LINE + sp.lo,
                                 k_lines + column * C * KEYS + sp.lo * C, sums);
-        for (int r = 0; r < R; ++r) {
-          store(tile + r * D, sums[r][0]);
-          store(tile + r * D + W, sums[r][1]);
-        }
+        store_tile(tile, D, sums);
       }
   }
 
@@ -345,10 +338,10 @@ struct Backward {
 
   // Such rows of q or dout reach the keys that they see.
   template <class T>
-  void add_odd_rows(const Odd& odd, int from, int last, int64_t first, const float* w,
+  void add_odd_rows(const OddRows& odd, int from, int last, int64_t first, const float* w,
                     const View& of, int64_t size, int64_t width, float* to) {
     for (int a = 0; a < odd.count; ++a) {
-      const int at = odd.key[a], strip = at / R;
+      const int at = odd.row[a], strip = at / R;
       if (strip < from || strip >= last) continue;
       const T* x = of.at<const T>(cell.n, row[at].h, row[at].i);
       for (int j = span[strip].lo; j < span[strip].hi; ++j)

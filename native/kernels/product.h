@@ -24,6 +24,26 @@ inline void add_product(int64_t n, const float* a, const float* b, F (&c)[rows][
   }
 }
 
+// Tiles between memory, where lines are `line` apart, and registers. Unrolled: an array that a loop
+// runs over is kept in memory.
+template <int rows>
+inline void load_tile(const float* from, int64_t line, F (&c)[rows][2]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; ++r) {
+    c[r][0] = load(from + r * line);
+    c[r][1] = load(from + r * line + W);
+  }
+}
+
+template <int rows>
+inline void store_tile(float* to, int64_t line, const F (&c)[rows][2]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; ++r) {
+    store(to + r * line, c[r][0]);
+    store(to + r * line + W, c[r][1]);
+  }
+}
+
 // Calls `f` with the number of rows, 1 to R, as a constant.
 template <class Call>
 inline void with_rows(int rows, const Call& f) {
