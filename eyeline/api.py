@@ -129,8 +129,10 @@ def _settled(problem: Problem) -> Problem:
     return problem if torch.is_grad_enabled() else problem.detach()
 
 
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def autocast(*tensors: Any) -> tuple[Any, ...]:
     """As F.scaled_dot_product_attention gets them: all but float64 in autocast's dtype, if on."""
+    if not torch._C._is_any_autocast_enabled():  # most often, and asked in passing
+        return tensors
     first = tensors[0]
     if not isinstance(first, Tensor) or not torch.amp.is_autocast_available(first.device.type):
         return tensors

@@ -106,7 +106,7 @@ class _Blocked:
         Tq, Tk = _sizes(made)
         rule = self._rule_of(made, layer, Span(place.query, Tq, place.key, Tk))
         if rule is not None:
-            now = replace(now, mask=both(rule, now.mask), place=self._elsewhere(made, layer, now))
+            now = now.but(mask=both(rule, now.mask), place=self._elsewhere(made, layer, now))
         if not silent:
             return now, None
         off = torch.zeros(made.q.shape[1], dtype=torch.bool, device=made.q.device)

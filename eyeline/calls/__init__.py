@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eyeline.calls.call import Call, Missing
+from eyeline.calls.call import Call, Missing, Noted
 from eyeline.calls.place import Place, Sight, Span
 
-__all__ = ["Call", "Missing", "Place", "Sight", "Span"]
+__all__ = ["Call", "Missing", "Noted", "Place", "Sight", "Span"]

@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from eyeline.calls import Call, Missing
+from eyeline.calls import Call, Missing, Noted
 from eyeline.errors import ModelError
 from eyeline.integrations import changing
 from eyeline.integrations.changing import Change, Finish
-from eyeline.integrations.paths import within
+from eyeline.integrations.paths import modules_of, within
 
-__all__ = ["Change", "Finish", "Handle", "changed", "inside", "intercepted", "recomputing"]
+__all__ = ["Change", "Finish", "Handle", "Note", "changed", "inside", "intercepted", "recomputing"]
 
 Handle = Callable[[Call, Callable[[], Tensor]], Tensor]
 """What is handed each call and the model's own kernel, and gives the output."""
+
+Note = Callable[[Noted], None]
+"""What is told of a call that the model's own kernel has computed."""
 
 inside: ContextVar[bool] = ContextVar("inside", default=False)
 """True while an attention function runs whose call was handed over: what it calls is part of it."""
@@ -50,6 +51,7 @@ def intercepted(
     missed: Callable[[tuple[Missing, ...]], None],
     *,
     rules: bool = False,
+    note: Note | None = None,
 ) -> Iterator[None]:
     """Hand every attention call of `model` to `handle`; restore everything afterwards.
 
@@ -59,12 +61,14 @@ def intercepted(
     of the model begins, `missed(...)` where it ends, with the attention that ran unseen. Several
     interceptions may be nested; the inner one is asked first and its `own()` asks the outer one.
     With `rules`, for a `handle` that runs no kernel of the model's, masks are never made as tensors
-    where they can stay rules. Calls are handed over as `changing` changed them.
+    where they can stay rules. Calls are handed over as `changing` changed them. A call that nobody
+    else is told of, and that needs nothing but queries and keys, goes to `note` where that is
+    given, which costs less; such a `handle` must let the model's own kernel run.
 
     Raises ModelError for what is no model, or a model that cannot be looked into.
     """
     _check(model)
-    with _told(model, _Heard(model, handle, start, missed), rules):
+    with _told(model, _Heard(model, handle, start, missed, note), rules):
         yield
 
 
@@ -90,25 +94,28 @@ def _told(model: torch.nn.Module, heard: _Heard, rules: bool) -> Iterator[None]:
     """Let everything that can see calls of `model` tell `heard` of them."""
     with ExitStack() as stack:
         stack.enter_context(heard.listening())
-        inside_interface = _holds_transformers(model)
+        modules = modules_of(model)
+        kinds = {type(module) for module in modules.values()}
+        inside_interface = _holds_transformers(kinds)
         if inside_interface:
             from eyeline.integrations import huggingface_door
 
             stack.enter_context(
                 huggingface_door.intercepted(
-                    model,
+                    modules,
                     heard.handle,
                     heard.start,
                     lambda missing: heard.missed("interface", missing),
+                    heard.noting,
                     rules=rules,
                 )
             )
-        if not inside_interface or _calls_torch(model):
+        if not inside_interface or _calls_torch(kinds):
             from eyeline.integrations import torch_door
 
             stack.enter_context(
                 torch_door.intercepted(
-                    model,
+                    modules,
                     heard.handle,
                     (lambda: None) if inside_interface else heard.start,
                     lambda missing: heard.missed("torch", missing),
@@ -131,10 +138,11 @@ class _Heard:
         handle: Handle,
         start: Callable[[], None],
         missed: Callable[[tuple[Missing, ...]], None],
+        note: Note | None = None,
     ) -> None:
         self._model = model
-        self._handle, self._start, self._missed = handle, start, missed
-        self._runs: Counter[str] = Counter()
+        self._handle, self._start, self._missed, self._note = handle, start, missed, note
+        self._runs: dict[str, int] = {}
         self._told: dict[str, tuple[Missing, ...]] = {}
 
     @contextmanager
@@ -154,7 +162,7 @@ class _Heard:
         """What becomes of a call; one that is computed again while going backward is no new one."""
         if recomputing():
             return own()
-        call = self._named(call)
+        call = call.but(name=self._numbered(call.name))
         now, finish = changing.changed(self._model, call)
         kept: list[Tensor] = []
 
@@ -162,23 +170,33 @@ class _Heard:
             kept[:] = [own()]
             return kept[0]
 
-        out = self._handle(now if now is call else replace(now, kernel="eyeline"), once)
+        out = self._handle(now if now is call else now.but(kernel="eyeline"), once)
         if not kept and self._watched_outside():
             own()
         if finish is None or (kept and out is kept[0]):
             return out
         return finish(out)
 
+    def noting(self) -> Note | None:
+        """Where to note calls in passing; None where they are to be handed over whole."""
+        if self._note is None or len(self._listening) > 1 or changing.any_active():
+            return None
+        return self._noted
+
+    def _noted(self, noted: Noted) -> None:
+        assert self._note is not None
+        noted.name = self._numbered(noted.name)
+        self._note(noted)
+
     def _watched_outside(self) -> bool:
         """Whether someone watches from outside, who is told of a call where `own()` runs."""
         outside = self._listening[: self._listening.index(self)]
         return any(not isinstance(heard, _Acting) for heard in outside)
 
-    def _named(self, call: Call) -> Call:
-        path = call.name.partition("#")[0]
-        self._runs[path] += 1
-        name = path if self._runs[path] == 1 else f"{path}#{self._runs[path]}"
-        return call if call.name == name else replace(call, name=name)
+    def _numbered(self, path: str) -> str:
+        path = path.partition("#")[0]
+        number = self._runs[path] = self._runs.get(path, 0) + 1
+        return path if number == 1 else f"{path}#{number}"
 
     def missed(self, teller: str, missing: tuple[Missing, ...]) -> None:
         self._told[teller] = missing
@@ -206,7 +224,7 @@ class _Acting(_Heard):
 
     def handle(self, call: Call, own: Callable[[], Tensor]) -> Tensor:
         if not recomputing():
-            call = self._named(call)
+            call = call.but(name=self._numbered(call.name))
         now, finish = changing.changed(self._model, call)
         if now is call:
             out = own()
@@ -236,13 +254,11 @@ def _check(model: torch.nn.Module) -> None:
         )
 
 
-def _calls_torch(model: torch.nn.Module) -> bool:
+def _calls_torch(kinds: set[type[torch.nn.Module]]) -> bool:
     """Whether code in a model with parts of transformers calls torch's own attention functions."""
-    if any(isinstance(module, torch.nn.MultiheadAttention) for module in model.modules()):
+    if any(issubclass(kind, torch.nn.MultiheadAttention) for kind in kinds):
         return True
-    return any(
-        _names_torch(name) for name in {type(module).__module__ for module in model.modules()}
-    )
+    return any(_names_torch(name) for name in {kind.__module__ for kind in kinds})
 
 
 @cache
@@ -257,9 +273,7 @@ def _names_torch(module: str) -> bool:
     return "scaled_dot_product_attention(" in source
 
 
-def _holds_transformers(model: torch.nn.Module) -> bool:
-    """Whether a model of transformers is in it; transformers is never imported to know."""
+def _holds_transformers(kinds: set[type[torch.nn.Module]]) -> bool:
+    """Whether a model of transformers is among them; transformers is never imported to know."""
     library = sys.modules.get("transformers.modeling_utils")
-    return library is not None and any(
-        isinstance(module, library.PreTrainedModel) for module in model.modules()
-    )
+    return library is not None and any(issubclass(kind, library.PreTrainedModel) for kind in kinds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -47,6 +47,11 @@ def active(model: torch.nn.Module, change: Change) -> Iterator[None]:
         _active.remove(one)
 
 
+def any_active() -> bool:
+    """Whether any change of any model stands."""
+    return bool(_active)
+
+
 def changed(model: torch.nn.Module, call: Call) -> tuple[Call, Finish | None]:
     """A call of `model` after every change of it, of what it is part of, and of its parts."""
     now: Call = call
@@ -54,7 +59,7 @@ def changed(model: torch.nn.Module, call: Call) -> tuple[Call, Finish | None]:
     for one in _active:
         name = _name_in(one.model, model, call.name)
         if name is not None:
-            now, finish = one.change(replace(call, name=name), now)
+            now, finish = one.change(call.but(name=name), now)
             if finish is not None:
                 finishes.append(finish)
     return now, _one_after_another(finishes) if finishes else None

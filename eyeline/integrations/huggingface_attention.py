@@ -21,7 +21,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from eyeline.api import attention
 from eyeline.errors import ModelError
-from eyeline.integrations.huggingface_masks import Told, bits, flagged, told
+from eyeline.integrations.huggingface_masks import Told, bits, causally, flagged, told
 from eyeline.lazy import Weights
 from eyeline.lazy.matrix import METADATA, hollow
 from eyeline.masks import Mask
@@ -187,7 +187,7 @@ def _taken(
     """(what may be seen, what is added) by the mask that the model hands over."""
     Tq, Tk = query.shape[-2], key.shape[-2]
     if mask is None:
-        return flagged(module, flag, Tq, Tk), None
+        return flagged(causally(module, flag), Tq, Tk), None
     mask = mask[..., :Tk]
     if isinstance(mask, RuleMask):
         return mask.visible, None

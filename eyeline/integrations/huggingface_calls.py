@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from eyeline.api import autocast
 from eyeline.calls import Call
 from eyeline.errors import ModelError
 from eyeline.integrations.huggingface_attention import RuleMask
-from eyeline.integrations.huggingface_masks import Told, flagged, skipped, told
+from eyeline.integrations.huggingface_masks import Told, causally, flagged, skipped, told
 from eyeline.masks import Mask
+
+_OTHERS = frozenset(["position_bias", "s_aux", "sinks"])
 
 
 class Rules:
@@ -69,30 +71,53 @@ class Rules:
         return rule
 
 
+class Given(NamedTuple):
+    """What an attention function was given beside its tensors, and what it asks of its module.
+
+    `others` are tensors too: a bias, sinks.
+    """
+
+    scale: float | None
+    softcap: float | None
+    dropout: float
+    causally: bool
+    training: bool
+    others: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, kwargs: dict[str, Any]) -> Given:
+        """By the keyword arguments of the function."""
+        found = kwargs.get
+        flag = causally(module, found("is_causal"))
+        dropout = float(found("dropout") or 0.0)
+        others = {} if _OTHERS.isdisjoint(kwargs) else {n: found(n) for n in _OTHERS}
+        return cls(found("scaling"), found("softcap"), dropout, flag, module.training, others)
+
+
 def call_of(
     name: str,
     original: str,
-    module: torch.nn.Module,
-    tensors: tuple[Tensor, Tensor, Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor | None],
     mask: Any,
-    rules: Rules,
+    rule: Told | None,
     crossing: bool,
-    kwargs: dict[str, Any],
+    given: Given,
 ) -> Call:
-    """One call of the attention function named `original`, as that function takes it."""
+    """One call of the attention function named `original`, as that function takes it.
+
+    `rule` is that of the mask, where there is one, which may stand in the mask's own place too.
+    """
     query, key, value = tensors
-    if kwargs.get("sinks") is not None:
+    if given.others.get("sinks") is not None:
         raise ModelError(
             f"{name} has a sink per query, which watch() cannot look into; only sinks per head."
         )
     if query.shape[0] != key.shape[0]:  # learned queries that all texts share
         query = query.expand(key.shape[0], *query.shape[1:])
     query, key, value = autocast(query, key, value)
-    rule = rules.of(mask, query, key)
-    visible, additive = _masked(original, module, query, key, mask, kwargs, rule)
+    visible, additive = _masked(original, name, query, key, mask, given.causally, rule)
     # torch's SDPA takes no softcap and no sinks: what is not used is not noted
     eager = original != "sdpa"
-    dropout = float(kwargs.get("dropout") or 0.0)
     return Call(
         name=name,
         q=query,
@@ -101,12 +126,12 @@ def call_of(
         kind="cross" if crossing else "self",
         mask=visible,
         additive=additive,
-        bias=kwargs.get("position_bias"),
-        scale=kwargs.get("scaling"),
-        softcap=kwargs.get("softcap") if eager else None,
-        sinks=_settled(kwargs.get("s_aux")) if eager else None,
+        bias=given.others.get("position_bias"),
+        scale=given.scale,
+        softcap=given.softcap if eager else None,
+        sinks=_settled(given.others.get("s_aux")) if eager else None,
         real=None if rule is None or crossing else rule.real,
-        dropout=dropout if module.training or not eager else 0.0,
+        dropout=given.dropout if given.training or not eager else 0.0,
         place=None if rule is None or crossing else rule.place,
     )
 
@@ -118,24 +143,25 @@ def _settled(parameter: Tensor | None) -> Tensor | None:
 
 def _masked(
     original: str,
-    module: torch.nn.Module,
+    name: str,
     query: Tensor,
     key: Tensor,
     mask: Any,
-    kwargs: dict[str, Any],
+    causally: bool,
     rule: Told | None,
 ) -> tuple[Mask | Tensor | None, Tensor | None]:
     """(what may be seen, what is added), as the attention function named `original` takes it."""
+    if isinstance(mask, Told):
+        return mask.mask, None
     if mask is None:
         if original == "eager":
             return None, None
-        return flagged(module, kwargs.get("is_causal"), query.shape[-2], key.shape[-2]), None
+        return flagged(causally, query.shape[-2], key.shape[-2]), None
     if rule is not None and rule.known:
         return rule.mask, None
     if not isinstance(mask, Tensor):
         raise ModelError(
-            f"watch() knows masks that are tensors, and {type(module).__name__} was given a"
-            f" {type(mask).__name__}."
+            f"watch() knows masks that are tensors, and {name} was given a {type(mask).__name__}."
         )
     mask = mask[..., : key.shape[-2]]
     if isinstance(mask, RuleMask):

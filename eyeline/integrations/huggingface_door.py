@@ -15,22 +15,23 @@ import itertools
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from transformers.cache_utils import Cache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
-from eyeline.calls import Missing
+from eyeline.api import autocast
+from eyeline.calls import Call, Missing, Noted
 from eyeline.errors import ModelError
-from eyeline.integrations import Handle, huggingface_attention, inside, recomputing
-from eyeline.integrations.huggingface_calls import Rules, call_of, function_of
+from eyeline.integrations import Handle, Note, huggingface_attention, inside, recomputing
+from eyeline.integrations.huggingface_calls import Given, Rules, call_of, function_of
 from eyeline.integrations.huggingface_ran import Ran
 
 OLDEST = (5, 18)
@@ -45,16 +46,20 @@ _COMPARES = r"_attn_implementation\s*(?:==|!=|not in|in)[^\n]*[\"']{}[\"']"
 
 @contextmanager
 def intercepted(
-    model: torch.nn.Module,
+    modules: Mapping[str, torch.nn.Module],
     handle: Handle,
     start: Callable[[], None],
     missed: Callable[[tuple[Missing, ...]], None],
+    noting: Callable[[], Note | None],
     *,
     rules: bool = False,
 ) -> Iterator[None]:
-    """`eyeline.integrations.intercepted` for calls that go through transformers' interface."""
+    """`eyeline.integrations.intercepted` for calls that go through transformers' interface.
+
+    `modules` are all modules of the model by their paths.
+    """
     _check_version()
-    door = _Door(model, handle, start, missed, rules)
+    door = _Door(modules, handle, start, missed, noting, rules)
     try:
         door.open()
         yield
@@ -68,28 +73,30 @@ class _Door:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        modules: Mapping[str, torch.nn.Module],
         handle: Handle,
         start: Callable[[], None],
         missed: Callable[[tuple[Missing, ...]], None],
+        noting: Callable[[], Note | None],
         only_rules: bool,
     ) -> None:
-        self.model, self.handle, self.start, self.missed = model, handle, start, missed
+        self.model = modules[""]
+        self.handle, self.start, self.missed, self.noting = handle, start, missed, noting
         self.only_rules = only_rules
-        self.ran = Ran(model)
-        self.submodels = {n: m for n, m in model.named_modules() if isinstance(m, PreTrainedModel)}
+        self.ran = Ran(modules)
+        self.submodels = {n: m for n, m in modules.items() if isinstance(m, PreTrainedModel)}
         # whose code calls no attention function by its name; there is no public way to ask
         self.closed = {
             id(m.config) for m in self.submodels.values() if not m._can_set_attn_implementation()
         }
         _check(self.submodels, self.closed)
-        self.configs = _configs(model, self.closed)
+        self.configs = _configs(modules, self.closed)
         self.before: list[str] = []
         self.names: set[str] = set()  # ours, each over an implementation that the model had
         self.hooks: list[Any] = []
         self.rules = Rules()
         self.replaced = False  # whether an output was not the model's own
-        self.cache: Any = None  # that the running attention module was given
+        self.cache_writes = False  # whether this forward was given a cache of fixed size
 
     def open(self) -> None:
         with _changing:
@@ -98,11 +105,13 @@ class _Door:
             self.claim()
         self.hooks = [
             self.model.register_forward_pre_hook(self.begin),
-            *(m.register_forward_pre_hook(self.enter, with_kwargs=True) for m in self.ran.modules),
+            *(m.register_forward_pre_hook(self.enter, with_kwargs=True) for m in self.ran.unsure),
             *(m.register_forward_hook(self.returned) for m in self.outermost()),
             self.model.register_forward_hook(self.finish),
-            # generate() may set another implementation on the way, and calls encoders alone
-            *(m.register_forward_pre_hook(self.claim) for m in self.submodels.values()),
+            *(
+                m.register_forward_pre_hook(self.enter_model, with_kwargs=True)
+                for m in self.submodels.values()
+            ),
         ]
 
     def close(self) -> None:
@@ -130,7 +139,7 @@ class _Door:
             AttentionInterface._global_mapping.pop(name, None)
             AttentionMaskInterface._global_mapping.pop(name, None)
 
-    def claim(self, *_: Any) -> None:
+    def claim(self) -> None:
         """Put a name of ours over every implementation that has none on top or under others."""
         with _changing:
             for config in self.configs if self in _open else ():
@@ -167,6 +176,7 @@ class _Door:
         if recomputing():
             return
         self.ran.clear()
+        self.cache_writes = False
         self.start()
 
     def outermost(self) -> list[PreTrainedModel]:
@@ -226,7 +236,13 @@ class _Door:
                 if self.replaced:
                     raise ModelError(_AGAIN)
                 return run()
-            return self.hand(original, module, (query, key, value), attention_mask, kwargs, run)
+            given = Given.of(module, kwargs)
+            note = self.noting()
+            if note is not None and not given.others and self.passing(attention_mask, key):
+                result = run()
+                note(self.noted(original, module, query, key, attention_mask, given))
+                return result
+            return self.hand(original, module, (query, key, value), attention_mask, given, run)
 
         return attend
 
@@ -249,7 +265,47 @@ class _Door:
         if torch.compiler.is_compiling():
             _refuse_compiled()
         self.ran.enter(module, args, kwargs)
-        self.cache = kwargs.get("cache", kwargs.get("past_key_values"))  # the older name
+        self.look_for_cache(kwargs.values())
+
+    def enter_model(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        # generate() may set another implementation on the way, and calls encoders alone
+        self.claim()
+        self.look_for_cache((*args, *kwargs.values()))
+
+    def look_for_cache(self, given: Iterable[Any]) -> None:
+        """A cache that a compiler could take in is of fixed size: it is written in place."""
+        for one in given:
+            if isinstance(one, Cache) and one.is_compileable:
+                self.cache_writes = True
+
+    def passing(self, mask: Any, key: Tensor) -> bool:
+        """Whether queries and keys outlast the call, so that nothing else is needed at once."""
+        if self.cache_writes or not (mask is None or isinstance(mask, Tensor)):
+            return False
+        return key.is_inference() or key._version == 0
+
+    def noted(
+        self,
+        original: str,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        mask: Tensor | None,
+        given: Given,
+    ) -> Noted:
+        """A call of which queries and keys are held, and the rule of its mask, or else the mask."""
+        path = self.ran.paths[id(module)]
+        crossing = self.ran.calls(path)
+        rule = self.rules.of(mask, query, key)
+        query, key = autocast(query, key)
+        kernel = _own(original)
+        told = mask is not None and rule is not None and rule.known
+        hidden = rule if told else mask
+
+        def make(q: Tensor, k: Tensor) -> Call:
+            return call_of(path, kernel, (q, k, None), hidden, rule, crossing, given)
+
+        return Noted(path, query, key, None if told else mask, make)
 
     def hand(
         self,
@@ -257,14 +313,15 @@ class _Door:
         module: torch.nn.Module,
         tensors: tuple[Tensor, Tensor, Tensor],
         mask: Any,
-        kwargs: dict[str, Any],
+        given: Given,
         run: Callable[[], Any],
     ) -> Any:
         path = self.ran.paths[id(module)]
         crossing = self.ran.calls(path)
-        call = call_of(path, _own(original), module, tensors, mask, self.rules, crossing, kwargs)
-        if getattr(self.cache, "is_compileable", False):  # a static cache writes in place
-            call = replace(call, reused=True)
+        rule = self.rules.of(mask, *tensors[:2])
+        call = call_of(path, _own(original), tensors, mask, rule, crossing, given)
+        if self.cache_writes:
+            call = call.but(reused=True)
         result: Any = None
         own: Tensor | None = None
 
@@ -327,10 +384,15 @@ def _refuse() -> None:
 _refuse_compiled: Callable[[], None] = torch.compiler.disable(_refuse, reason=_COMPILED)
 
 
-def _configs(model: torch.nn.Module, closed: set[int]) -> list[Any]:
+def _configs(modules: Mapping[str, torch.nn.Module], closed: set[int]) -> list[Any]:
     """Every configuration in the model that names an attention implementation, each once."""
     found: dict[int, Any] = {}
-    waiting = [getattr(module, "config", None) for module in model.modules()]
+    # asked like this since a module that lacks an attribute takes long to say so
+    waiting = [
+        getattr(module, "config", None)
+        for module in modules.values()
+        if "config" in vars(module) or hasattr(type(module), "config")
+    ]
     while waiting:
         config = waiting.pop()
         if not isinstance(config, transformers.PreTrainedConfig) or id(config) in found:

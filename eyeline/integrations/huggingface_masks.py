@@ -57,13 +57,14 @@ def skipped(arguments: dict[str, Any]) -> Told:
     return replace(found, place=_standing({**arguments, "attention_mask": None}, plain=True))
 
 
-def flagged(module: torch.nn.Module, flag: bool | None, Tq: int, Tk: int) -> Mask | None:
-    """What torch's SDPA lets through without a mask: causal by a flag, or else the module's own.
+def causally(module: torch.nn.Module, flag: bool | None) -> bool:
+    """Whether torch's SDPA is to be causal without a mask: by a flag, or else the module's own."""
+    return bool(getattr(module, "is_causal", True) if flag is None else flag)
 
-    A single query sees everything.
-    """
-    wanted = getattr(module, "is_causal", True) if flag is None else flag
-    return causal_from_first(Tq, Tk) if wanted and Tq > 1 else None
+
+def flagged(causally: bool, Tq: int, Tk: int) -> Mask | None:
+    """What torch's SDPA lets through without a mask. A single query sees everything."""
+    return causal_from_first(Tq, Tk) if causally and Tq > 1 else None
 
 
 def bits(arguments: dict[str, Any]) -> Tensor:

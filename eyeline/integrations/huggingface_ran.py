@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -31,6 +31,17 @@ def crosses(module: torch.nn.Module, path: str, args: Any, kwargs: dict[str, Any
 
 
 @cache
+def _always_heard(forward: Callable[..., Any]) -> bool:
+    """Whether a module that runs is sure to be heard of, with nothing to be told of what it took.
+
+    Its code asks transformers' interface for a function, and it makes keys of its own input alone.
+    """
+    inner = inspect.unwrap(forward)
+    names = inner.__code__.co_names if inspect.isfunction(inner) else ()
+    return "ALL_ATTENTION_FUNCTIONS" in names and not _sources(forward)[0]
+
+
+@cache
 def _sources(forward: Callable[..., Any]) -> tuple[tuple[tuple[int, str], ...], str]:
     """Where a forward takes other states, by place and name, and the name of its own input."""
     names = tuple(inspect.signature(forward).parameters)[1:]
@@ -44,10 +55,11 @@ class Ran:
     `kinds` says of each path whether it was cross-attention.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = model
-        self.paths = {id(module): name for name, module in model.named_modules()}
-        self.modules = attention_modules(model)
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        self.named = modules
+        self.paths = {id(module): name for name, module in modules.items()}
+        self.modules = attention_modules(modules)
+        self.unsure = [module for module in self.modules if not _always_heard(type(module).forward)]
         self.kinds: dict[str, bool] = {}
         self.called: set[str] = set()
         self.dense: dict[str, Tensor] = {}
@@ -60,15 +72,14 @@ class Ran:
         self.dense.clear()
 
     def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """A forward hook of every attention module: it runs."""
+        """A forward hook of the attention modules that are `unsure`: one runs."""
         path = self.paths[id(module)]
         self.kinds[path] = crosses(module, path, args, kwargs)
 
     def calls(self, path: str) -> bool:
         """Note that a module's attention was heard of; whether it is cross-attention."""
         self.called.add(path)
-        known = self.kinds.get(path)
-        return named_cross(path) if known is None else known
+        return self.kinds.setdefault(path, named_cross(path))
 
     def returned(self, output: Any) -> None:
         """Note the dense attentions that a model returned, each by the module it belongs to."""
@@ -106,7 +117,7 @@ class Ran:
 
     def _unheard(self, path: str) -> Missing:
         reason = (
-            f"{type(self.model.get_submodule(path)).__name__} computes attention with code of its"
+            f"{type(self.named[path]).__name__} computes attention with code of its"
             " own, not through transformers' attention interface nor torch's"
             " scaled_dot_product_attention."
         )
@@ -120,20 +131,23 @@ class Ran:
     def _layers_without(self, ran: frozenset[str]) -> tuple[Missing, ...]:
         """Layers without attention, in a stack whose others have it: hybrid models."""
         holders = ran | {self.paths[id(module)] for module in self.modules}
-        stacks = sorted(filter(None, set(map(self._stack, ran))))
-        return tuple(
-            Missing(path, f"A layer without attention, {type(layer).__name__}.")
-            for stack in stacks
-            for index, layer in self.model.get_submodule(stack).named_children()
-            if not any(within(holder, path := f"{stack}.{index}") for holder in holders)
-        )
+        missing: list[Missing] = []
+        for stack in sorted(filter(None, set(map(self._stack, ran)))):
+            above = f"{stack}."
+            held = {one[len(above) :].partition(".")[0] for one in holders if one.startswith(above)}
+            missing += (
+                Missing(above + index, f"A layer without attention, {type(layer).__name__}.")
+                for index, layer in self.named[stack].named_children()
+                if index not in held
+            )
+        return tuple(missing)
 
     def _stack(self, path: str) -> str | None:
         """The outermost list of modules that a module stands in."""
         parts = path.split(".")
         for end in range(1, len(parts)):
             above = ".".join(parts[:end])
-            if isinstance(self.model.get_submodule(above), torch.nn.ModuleList):
+            if isinstance(self.named[above], torch.nn.ModuleList):
                 return above
         return None
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -44,23 +44,24 @@ _here = threading.local()
 
 @contextmanager
 def intercepted(
-    model: nn.Module,
+    modules: Mapping[str, nn.Module],
     handle: Handle,
     start: Callable[[], None],
     missed: Callable[[tuple[Missing, ...]], None],
 ) -> Iterator[None]:
-    """Hand every attention call of `model` that goes through torch's own functions to `handle`.
+    """Hand every attention call of a model that goes through torch's own functions to `handle`.
 
-    ``handle(call, own)`` returns the output [B, Hq, Tq, Dv]; ``own()`` is what the model's own
-    kernel gives, and where that very tensor is returned the model gets what it always gets.
+    `modules` are all modules of the model by their paths. ``handle(call, own)`` returns the output
+    [B, Hq, Tq, Dv]; ``own()`` is what the model's own kernel gives, and where that very tensor is
+    returned the model gets what it always gets.
     `start` is told of each outermost forward of the model, `missed` in the end of the attention
     modules that ran without such a call. Other threads are not looked at. Several may be nested.
     """
-    _refuse_compiled(model)
+    _refuse_compiled(modules)
     shared: _Shared | None = getattr(_here, "shared", None)
     if shared is None:
         shared = _Shared()
-    one = _Interceptor(model, handle, start, missed)
+    one = _Interceptor(modules, handle, start, missed)
     with shared.holding(one):
         yield
     one.end()
@@ -71,16 +72,16 @@ class _Interceptor:
 
     def __init__(
         self,
-        model: nn.Module,
+        modules: Mapping[str, nn.Module],
         handle: Handle,
         start: Callable[[], None],
         missed: Callable[[tuple[Missing, ...]], None],
     ) -> None:
-        self.model, self.handle, self.start, self.missed = model, handle, start, missed
-        named: dict[str, nn.Module] = dict(model.named_modules())
-        self.paths = {id(module): name for name, module in named.items()}
+        self.model = model = modules[""]
+        self.handle, self.start, self.missed = handle, start, missed
+        self.paths = {id(module): name for name, module in modules.items()}
         self.paths[id(model)] = type(model).__name__  # it has no path; below it paths begin anew
-        self.attention = {id(module) for module in attention_modules(model)}
+        self.attention = {id(module) for module in attention_modules(modules)}
         self.depth = 0
         self.called: set[str] = set()
         self.ran: dict[str, nn.Module] = {}
@@ -221,7 +222,7 @@ class _Shared:
         for one, module in self._places():
             name = one.named(module, below)
             kind = call.kind or ("cross" if named_cross(name) else "self")
-            told = _link(one.handle, replace(call, name=name, kind=kind), told)
+            told = _link(one.handle, call.but(name=name, kind=kind), told)
         return told()
 
     def watched(self) -> bool:
@@ -402,8 +403,8 @@ def _fused(module: nn.MultiheadAttention, given: dict[str, Any]) -> Any:
     return out.transpose(0, 1), weights
 
 
-def _refuse_compiled(model: nn.Module) -> None:
-    for name, module in model.named_modules():
+def _refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
+    for name, module in modules.items():
         # what `module.compile()` and `torch.compile(module)` leave, and nothing else tells
         compiled = getattr(module, "_compiled_call_impl", None) is not None
         if compiled or "_orig_mod" in module._modules:

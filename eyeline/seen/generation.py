@@ -9,18 +9,17 @@ of the last step, asked for over all positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from eyeline import biases, masks
-from eyeline.calls import Call, Missing, Place, Sight, Span
+from eyeline.calls import Call, Missing, Noted, Place, Sight, Span
 from eyeline.errors import ModelError
 from eyeline.integrations import huggingface_generate
 from eyeline.masks import Mask
-from eyeline.seen.keeping import kept
+from eyeline.seen.keeping import check, hold, kept, versions
 from eyeline.seen.result import Seen
 from eyeline.seen.rows import Rows
 
@@ -45,9 +44,17 @@ class Steps:
         self._ended = True
         self._stage: str | None = None
         self._step = 0  # how many queries this pass has
+        # what was only noted in passing, calls and the ends of passes, of one pass at most
+        self._waiting: list[Noted | tuple[Missing, ...]] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether any attention was called."""
+        return bool(self._waiting or len(self._seen))
 
     def start(self) -> None:
         """A forward pass begins."""
+        self._settle()
         if (search := huggingface_generate.search()) is not None:
             raise ModelError(
                 f"watch() follows a generate that writes one text, and this one runs {search},"
@@ -57,8 +64,45 @@ class Steps:
         self._running = self._undecided = True
         self._continuing, self._stage = False, huggingface_generate.stage()
 
+    def note(self, noted: Noted) -> None:
+        """An attention was called, which can be looked into later."""
+        hold(noted)
+        self._waiting.append(noted)
+        self._seen._unsettled = self._settle
+
     def add(self, call: Call) -> None:
         """An attention was called."""
+        self._settle()
+        self._add(call)
+
+    def end(self, missing: tuple[Missing, ...]) -> None:
+        """The forward pass ended."""
+        if self._layers:  # it may be a step of what came before, or none that can be followed
+            self._settle()
+        if self._waiting:
+            self._waiting.append(missing)
+        else:
+            self._end(missing)
+
+    def close(self) -> None:
+        """No step will follow."""
+        for layer in self._layers.values():
+            layer.trim()
+        if any(layer.grown for layer in self._layers.values()):
+            self._show()
+
+    def _settle(self) -> None:
+        """Look at what was noted in passing."""
+        waiting, self._waiting = self._waiting, []
+        self._seen._unsettled = None
+        for one in waiting:
+            if isinstance(one, Noted):
+                made = one.make(one.q, one.k)
+                self._add(made.but(name=one.name, stale=not one.fresh))
+            else:
+                self._end(one)
+
+    def _add(self, call: Call) -> None:
         if not self._running:
             self._alone(call)
             return
@@ -69,12 +113,13 @@ class Steps:
                 self._afresh()
             self._step = int(call.q.shape[-2])
         layer = self._layers.get(call.name)
-        if self._continuing and layer is not None and layer.follow(call):
-            return
+        if self._continuing and layer is not None:
+            check(call, versions(call))
+            if layer.follow(call):
+                return
         self._new(call)
 
-    def end(self, missing: tuple[Missing, ...]) -> None:
-        """The forward pass ended."""
+    def _end(self, missing: tuple[Missing, ...]) -> None:
         if self._running and self._undecided:  # nothing was seen in it
             self._afresh()
         if self._running:
@@ -84,13 +129,6 @@ class Steps:
         self._running = self._continuing = False
         self._ended = True
         self._seen._miss(missing)
-
-    def close(self) -> None:
-        """No step will follow."""
-        for layer in self._layers.values():
-            layer.trim()
-        if any(layer.grown for layer in self._layers.values()):
-            self._show()
 
     def _alone(self, call: Call) -> None:
         if self._ended:  # what ran before is another text's
@@ -125,7 +163,8 @@ class Steps:
         return same
 
     def _new(self, call: Call) -> None:
-        shown = call.name in self._seen.names  # a part that ran alone, and again in the whole
+        # a part that ran alone, and again in the whole
+        shown = any(call.name == one.name for one in self._seen._held)
         self._layers[call.name] = layer = _Layer(call, self._values)
         if self._continuing:
             return  # all are shown at the end
@@ -213,15 +252,13 @@ class _Layer:
             for name in self.rows.keys() - {"q"}:
                 self.rows[name].add(getattr(call, name).narrow(-2, at, call.q.shape[-2]))
         else:
-            call = replace(call, mask=_one_row(self.call, call, "mask"))
-            call = replace(call, additive=_one_row(self.call, call, "additive"))
+            call = call.but(mask=_one_row(self.call, call, "mask"))
+            call = call.but(additive=_one_row(self.call, call, "additive"))
         self.rows["q"].add(call.q)
         # Of the step itself nothing is held: its keys may be all of the cache.
         nothing = call.q.new_empty(0)
         k, v = (nothing, None) if self.grows else (self.call.k, self.call.v)
-        self.call = replace(
-            call, q=nothing, k=k, v=v, bias=bias, out=None, place=None, reused=False
-        )
+        self.call = call.but(q=nothing, k=k, v=v, bias=bias, out=None, place=None, reused=False)
         self.grown = True
         return True
 
@@ -230,15 +267,14 @@ class _Layer:
         if not self.grown:
             return self.call
         tensors = {name: rows.tensor for name, rows in self.rows.items()}
-        call = replace(self.call, **tensors)  # type: ignore[arg-type]
+        call = self.call.but(**tensors)
         if not self.grows:
             return call
         span = Span(self.first[0], len(self.rows["q"]), self.first[1], len(self.rows["k"]))
         key = (span, *(id(place) for _, place in self.places))
         if key not in sights:
             sights[key] = _sight(self.places, span, call.q.device)
-        return replace(
-            call,
+        return call.but(
             mask=sights[key].mask,
             additive=None,
             real=sights[key].real,
@@ -268,8 +304,7 @@ def _filled(call: Call, place: Place, Tq: int) -> Call:
     bias = call.bias
     if isinstance(bias, Tensor) and bias.shape[-1] == call.k.shape[-2]:
         bias = bias[..., :filled]
-    return replace(
-        call,
+    return call.but(
         k=call.k[..., :filled, :],
         v=None if call.v is None else call.v[..., :filled, :],
         bias=bias,

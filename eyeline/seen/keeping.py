@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from eyeline.calls import Call
+from eyeline.calls import Call, Noted
 from eyeline.errors import ModelError, StaleError
 from eyeline.masks import Mask
 
@@ -22,37 +20,50 @@ def kept(call: Call, values: bool) -> Call:
     of one product, and where the model writes into it again, as into a static cache. A copy has
     the gradient of what was copied.
     """
-    if torch._C._functorch.is_functorch_wrapped_tensor(call.q):
-        raise ModelError(
-            f"{call.name} runs inside of a function of torch.func, whose tensors are gone when it"
-            " returns.\nWatch the model without torch.func, or take gradients with .backward()."
-        )
+    _refuse_wrapped(call.name, call.q)
     q, k, v = call.q, call.k, call.v if values else None
     tensors = [q, k] if v is None else [q, k, v]
-    q = q.clone() if _holds_more(q, tensors) else q
-    k = k.clone() if call.reused or _written(k) or _holds_more(k, tensors) else k
-    if v is not None and (call.reused or _written(v) or _holds_more(v, tensors)):
-        v = v.clone()
-    if q is call.q and k is call.k and v is call.v:
-        return call
-    return replace(call, q=q, k=k, v=v)
+    q = _held(q, tensors, False)
+    k = _held(k, tensors, call.reused or _written(k))
+    v = None if v is None else _held(v, tensors, call.reused or _written(v))
+    return call.but(q=q, k=k, v=v)
+
+
+def hold(noted: Noted) -> None:
+    """The same for a call that was noted, whose queries and keys are all that is kept."""
+    _refuse_wrapped(noted.name, noted.q)
+    tensors = [noted.q, noted.k]
+    noted.keep(_held(noted.q, tensors, False), _held(noted.k, tensors, _written(noted.k)))
 
 
 def versions(call: Call) -> tuple[int, ...]:
     """torch's counts of in-place changes to what is held; none for inference tensors."""
-    masks = call.mask.spec()[1] if isinstance(call.mask, Mask) else [call.mask]
+    mask = call.mask
+    masks = mask.spec()[1] if isinstance(mask, Mask) else () if mask is None else (mask,)
     held = (call.q, call.k, call.v, call.bias, call.additive, call.sinks, *masks)
-    return tuple(t._version for t in held if isinstance(t, Tensor) and not t.is_inference())
+    return tuple([t._version for t in held if isinstance(t, Tensor) and not t.is_inference()])
 
 
 def check(call: Call, before: tuple[int, ...]) -> None:
     """Raise StaleError where a call's tensors were changed in place since."""
-    if versions(call) != before:
+    if call.stale or versions(call) != before:
         raise StaleError(
             f"The queries, keys, values, mask or bias of {call.name} were changed in place after"
             " the model used them, so its weights are gone.\nAsk for them inside of the block,"
             " before the change."
         )
+
+
+def _refuse_wrapped(name: str, q: Tensor) -> None:
+    if torch._C._functorch.is_functorch_wrapped_tensor(q):
+        raise ModelError(
+            f"{name} runs inside of a function of torch.func, whose tensors are gone when it"
+            " returns.\nWatch the model without torch.func, or take gradients with .backward()."
+        )
+
+
+def _held(tensor: Tensor, all_kept: list[Tensor], written: bool) -> Tensor:
+    return tensor.clone() if written or _holds_more(tensor, all_kept) else tensor
 
 
 def _written(tensor: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -27,8 +27,7 @@ class Seen:
     forward is listed again with "#2", "#3", ... The weights are built when first asked for, from
     queries and keys that are held until `seen` goes. What ran and was not seen stands in `missing`.
 
-    `tokens` are those of the text, where someone set them; `generated` bool [T] marks the rows of
-    tokens that the model wrote itself, after a generation; `model` is the name of what ran.
+    `tokens` are those of the text, where someone set them; `model` is the name of what ran.
     """
 
     def __init__(
@@ -40,12 +39,29 @@ class Seen:
         generated: Tensor | None = None,
     ) -> None:
         self.tokens = tokens
-        self.generated = generated
         self.model: str | None = None
-        self._calls = list(calls)
+        self._unsettled: Callable[[], None] | None = None  # brings what was noted in passing
+        self._held = list(calls)
+        self._written = generated
         self._missing = tuple(missing)
         self._weights: dict[int, Weights] = {}
-        self._versions = [keeping.versions(call) for call in self._calls]
+        self._versions = [keeping.versions(call) for call in self._held]
+
+    @property
+    def _calls(self) -> list[Call]:
+        self._settle()
+        return self._held
+
+    @property
+    def generated(self) -> Tensor | None:
+        """bool [T], True for the rows of tokens that the model wrote itself; None of no writing."""
+        self._settle()
+        return self._written
+
+    @generated.setter
+    def generated(self, rows: Tensor | None) -> None:
+        self._settle()
+        self._written = rows
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -70,6 +86,7 @@ class Seen:
     @property
     def missing(self) -> tuple[Missing, ...]:
         """The modules that ran attention which could not be seen, and why."""
+        self._settle()
         return self._missing
 
     def __len__(self) -> int:
@@ -86,10 +103,10 @@ class Seen:
         return weights if head is None else names.one_head(weights, head)
 
     def __repr__(self) -> str:
-        return table.text(self._calls, self._missing, self.kernel)
+        return table.text(self._calls, self.missing, self.kernel)
 
     def _repr_html_(self) -> str:
-        return table.html(self._calls, self._missing, self.kernel)
+        return table.html(self._calls, self.missing, self.kernel)
 
     def __getstate__(self) -> dict[str, Any]:
         for call, before in zip(self._calls, self._versions, strict=True):
@@ -197,7 +214,7 @@ class Seen:
 
     def _unseen(self, key: str) -> str | None:
         """What to say of a name that ran and was not seen."""
-        for one in self._missing:
+        for one in self.missing:
             if one.name == key or one.name.startswith(f"{key}.") or key.startswith(f"{one.name}."):
                 kept = "" if one.dense is None else " What it returned itself is in .dense there."
                 return f"{one.name} was not seen: {one.reason}\nIt stands in seen.missing.{kept}"
@@ -205,20 +222,24 @@ class Seen:
 
     def _start(self) -> None:
         """Forget the last forward: a new one begins."""
-        self._calls.clear()
+        self._held.clear()
         self._versions.clear()
         self._weights.clear()
         self._missing = ()
 
     def _add(self, call: Call) -> None:
-        self._calls.append(call)
+        self._held.append(call)
         self._versions.append(keeping.versions(call))
 
     def _replace(self, calls: Iterable[Call]) -> None:
         """Put other calls in place of those that are there."""
-        self._calls[:] = calls
-        self._versions[:] = [keeping.versions(call) for call in self._calls]
+        self._held[:] = calls
+        self._versions[:] = [keeping.versions(call) for call in self._held]
         self._weights.clear()
 
     def _miss(self, missing: tuple[Missing, ...]) -> None:
         self._missing = missing
+
+    def _settle(self) -> None:
+        if self._unsettled is not None:
+            self._unsettled()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -74,15 +73,16 @@ def _watching(model: torch.nn.Module, values: bool, kernel: str) -> Iterator[See
     def handle(call: Call, own: Callable[[], Tensor]) -> Tensor:
         out = own() if kernel == "own" else call.attention()
         if values and out.requires_grad:
-            call = replace(call, out=out)
-        steps.add(replace(call, kernel=kernel) if kernel != "own" else call)
+            call = call.but(out=out)
+        steps.add(call.but(kernel=kernel) if kernel != "own" else call)
         return out
 
     replaced = kernel != "own"
-    with integrations.intercepted(model, handle, steps.start, steps.end, rules=replaced):
+    note = None if replaced or values else steps.note
+    with integrations.intercepted(model, handle, steps.start, steps.end, rules=replaced, note=note):
         yield seen
         steps.close()
-    if not len(seen) and all(one.dense is None for one in seen.missing):
+    if not steps.any and all(one.dense is None for one in seen.missing):
         raise ModelError(_nothing(seen))
 
 
