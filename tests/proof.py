@@ -17,6 +17,7 @@ from torch import Tensor
 
 from eyeline.errors import ModelError
 from eyeline.integrations import huggingface_door, torch_door
+from eyeline.integrations.paths import modules_of
 from eyeline.seen import Seen, watch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -120,7 +121,7 @@ def _counted(
         calls.append(call)
         return own()
 
-    with torch.no_grad(), door(model, note, calls.clear, lambda missing: None):
+    with torch.no_grad(), door(modules_of(model), note, calls.clear, lambda missing: None):
         model(**inputs)
     return len(calls)
 

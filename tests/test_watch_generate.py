@@ -431,3 +431,70 @@ def test_rows_grow_where_they_stand():
     assert rows_.tensor.untyped_storage().nbytes() <= 1.13 * rows_.tensor.nbytes + 8
     rows_.trim()
     assert rows_.tensor.untyped_storage().nbytes() == rows_.tensor.nbytes
+
+
+# ---- where nobody says where a step stands -----------------------------------------------------
+
+
+def falcon(**more: Any) -> Any:
+    """It calls torch's function itself, with a mask that is a tensor in every step."""
+    sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = transformers.FalconConfig(**sizes, initializer_range=0.5, **more)
+    return transformers.FalconForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("side", [None, "left"])
+def test_steps_that_torchs_function_was_given_are_one_text(side, cache):
+    model, prompt = falcon(), inputs(side)
+    with torch.no_grad():
+        seen, given = written(model, prompt, cache_implementation=cache)
+        real = torch.ones_like(given[:, :-1])
+        if side is not None:
+            real[:, :T] = prompt["attention_mask"]
+        with watch(model) as expected:  # one forward of it equals the eager one: test_watch_models
+            model(input_ids=given[:, :-1], attention_mask=real)
+    assert len(seen) == len(expected) == 2
+    assert seen.generated.tolist() == [False] * T + [True] * (NEW - 1)
+    for call, weights, whole_text in zip(seen.calls, seen, expected, strict=True):
+        assert isinstance(call.mask, Mask)
+        assert close(weights, whole_text.to_dense(), real.bool()[:, None]) < LIMIT
+
+
+def test_a_mask_that_is_more_than_causality_and_padding_is_refused_in_a_generate():
+    model = falcon(alibi=True)  # its distances are in the mask
+    with torch.no_grad(), pytest.raises(ModelError, match="from step to step"), watch(model):
+        model.generate(**inputs(), **told(eos_token_id=None))
+
+
+class _Holder(torch.nn.Module):
+    """A model of somebody's own that holds another one, and has it write."""
+
+    def __init__(self, writer: torch.nn.Module) -> None:
+        super().__init__()
+        self.writer = writer
+
+    def forward(self, **given: Any) -> Any:
+        return self.writer(**given)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_part_of_the_model_may_write_by_itself(cache):
+    model, prompt = causal_model("llama", "sdpa"), inputs("left")
+    model.generation_config.eos_token_id = None
+    with torch.no_grad(), watch(_Holder(model)) as seen:
+        given = model.generate(**prompt, **told(cache_implementation=cache))
+    expected, real = whole(model, given, prompt)
+    equal(seen, expected, real)
+    assert seen.names[0].startswith("writer.")
+    assert seen.generated.tolist() == [False] * T + [True] * (NEW - 1)
+
+
+def test_a_part_that_tries_several_texts_is_refused():
+    model = causal_model("llama", "sdpa")
+    with torch.no_grad(), watch(_Holder(model)) as seen:
+        with pytest.raises(ModelError, match="beam search"):
+            model.generate(**inputs(), **told(num_beams=2))
+        model(**inputs())
+    assert seen[0].shape[-2:] == (T, T)

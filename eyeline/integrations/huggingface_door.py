@@ -30,7 +30,14 @@ from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 from eyeline.api import autocast
 from eyeline.calls import Call, Missing, Noted
 from eyeline.errors import ModelError
-from eyeline.integrations import Handle, Note, huggingface_attention, inside, recomputing
+from eyeline.integrations import (
+    Handle,
+    Note,
+    huggingface_attention,
+    huggingface_generate,
+    inside,
+    recomputing,
+)
 from eyeline.integrations.huggingface_calls import Given, Rules, call_of, function_of
 from eyeline.integrations.huggingface_ran import Ran
 
@@ -50,7 +57,7 @@ def intercepted(
     handle: Handle,
     start: Callable[[], None],
     missed: Callable[[tuple[Missing, ...]], None],
-    noting: Callable[[], Note | None],
+    noting: Callable[[], Note | None] = lambda: None,
     *,
     rules: bool = False,
 ) -> Iterator[None]:
@@ -97,6 +104,7 @@ class _Door:
         self.rules = Rules()
         self.replaced = False  # whether an output was not the model's own
         self.cache_writes = False  # whether this forward was given a cache of fixed size
+        self.running: torch.nn.Module | None = None  # whose forward pass this is
 
     def open(self) -> None:
         with _changing:
@@ -107,7 +115,8 @@ class _Door:
             self.model.register_forward_pre_hook(self.begin),
             *(m.register_forward_pre_hook(self.enter, with_kwargs=True) for m in self.ran.unsure),
             *(m.register_forward_hook(self.returned) for m in self.outermost()),
-            self.model.register_forward_hook(self.finish),
+            *(m.register_forward_pre_hook(self.begin_part) for m in self.parts()),
+            *(m.register_forward_hook(self.finish) for m in (self.model, *self.parts())),
             *(
                 m.register_forward_pre_hook(self.enter_model, with_kwargs=True)
                 for m in self.submodels.values()
@@ -175,9 +184,20 @@ class _Door:
             _refuse_compiled()
         if recomputing():
             return
+        self.running = module
         self.ran.clear()
         self.cache_writes = False
         self.start()
+
+    def begin_part(self, module: torch.nn.Module, args: Any) -> None:
+        """A part that writes by itself makes a text of its own; else it is part of the whole."""
+        writes = self.running is None and huggingface_generate.writing()
+        if writes or self.running is module:
+            self.begin(module, args)
+
+    def parts(self) -> list[PreTrainedModel]:
+        """What can `generate` by itself, though it is not the model that is looked into."""
+        return [m for m in self.outermost() if m is not self.model]
 
     def outermost(self) -> list[PreTrainedModel]:
         """The models of transformers that stand in no other one."""
@@ -192,7 +212,8 @@ class _Door:
             self.ran.returned(output)
 
     def finish(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not recomputing():
+        if module is self.running and not recomputing():
+            self.running = None
             self.rules.clear()
             self.end()
 
@@ -387,11 +408,12 @@ _refuse_compiled: Callable[[], None] = torch.compiler.disable(_refuse, reason=_C
 def _configs(modules: Mapping[str, torch.nn.Module], closed: set[int]) -> list[Any]:
     """Every configuration in the model that names an attention implementation, each once."""
     found: dict[int, Any] = {}
-    # asked like this since a module that lacks an attribute takes long to say so
+    # asked of classes first, since a module that lacks an attribute takes long to say so
+    kinds = {kind for kind in set(map(type, modules.values())) if hasattr(kind, "config")}
     waiting = [
         getattr(module, "config", None)
         for module in modules.values()
-        if "config" in vars(module) or hasattr(type(module), "config")
+        if "config" in vars(module) or type(module) in kinds
     ]
     while waiting:
         config = waiting.pop()

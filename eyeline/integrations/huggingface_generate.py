@@ -30,6 +30,11 @@ def stage() -> str | None:
     return "writing" if "_sample" in names else None
 
 
+def writing() -> bool:
+    """Whether a `generate` is running, of one text or of several."""
+    return stage() is not None or search() is not None
+
+
 def _running() -> Iterator[str]:
     """Names of the functions of a `generate` that are running, the innermost first."""
     frame = sys._getframe(1)

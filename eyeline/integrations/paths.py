@@ -51,7 +51,14 @@ def modules_of(model: nn.Module) -> dict[str, nn.Module]:
 
 def attention_modules(modules: Mapping[str, nn.Module]) -> list[nn.Module]:
     """The innermost modules that are called attention, whatever computes it there."""
-    named = {id(module): module for module in modules.values() if _named_attention(module)}
+    kinds = {type(module) for module in modules.values()}
+    named_kinds = {kind for kind in kinds if "attention" in kind.__name__.lower()}
+    traced = {kind for kind in kinds if hasattr(kind, "original_name")}
+    named = {
+        id(module): module
+        for module in modules.values()
+        if (kind := type(module)) in named_kinds or (kind in traced and _was_attention(module))
+    }
 
     def holds(module: nn.Module) -> bool:
         return any(
@@ -63,8 +70,6 @@ def attention_modules(modules: Mapping[str, nn.Module]) -> list[nn.Module]:
     return [module for module in named.values() if not holds(module)]
 
 
-def _named_attention(module: nn.Module) -> bool:
-    kind = type(module)
-    # a traced module says in each instance what it was
-    name = module.original_name if hasattr(kind, "original_name") else kind.__name__
-    return "attention" in str(name).lower()
+def _was_attention(module: nn.Module) -> bool:
+    """Whether a traced module, which says in each instance what it was, was called attention."""
+    return "attention" in str(module.original_name).lower()

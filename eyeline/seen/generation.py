@@ -22,6 +22,7 @@ from eyeline.masks import Mask
 from eyeline.seen.keeping import check, hold, kept, versions
 from eyeline.seen.result import Seen
 from eyeline.seen.rows import Rows
+from eyeline.seen.standing import standing
 
 _INSTEAD = (
     "Generate outside of the block, then watch one forward pass over the final sequence:\n"
@@ -155,6 +156,8 @@ class Steps:
         if layer is None or not layer.grows:
             return False
         place = layer.place_of(call)
+        if place is None and self._stage == "writing" and call.k.shape[-2] > call.q.shape[-2]:
+            raise _no_rule(call.name, "mask")
         if place is None or place.query != layer.end or place.query == 0:
             return False
         same = layer.recalls(call, place)
@@ -201,6 +204,7 @@ class _Layer:
 
     def __init__(self, call: Call, values: bool) -> None:
         self.values, self.grown = values, False
+        self.told = False  # whether where it stands had to be told from masks
         place = call.place
         self.grows = call.kind == "self"
         self.first = (0, 0) if place is None else (place.query, place.key)
@@ -215,13 +219,20 @@ class _Layer:
         return self.first[0] + (len(self.rows["q"]) if self.rows else int(self.call.q.shape[-2]))
 
     def place_of(self, call: Call) -> Place | None:
-        """Where a call stands; by the number of its keys where nobody said."""
+        """Where a call stands; where nobody said, by its mask and that of the first call."""
         if call.place is not None:
             return call.place
-        Tq, Tk = call.q.shape[-2], call.k.shape[-2]
-        if self.places or call.mask is not None or call.additive is not None or Tq != 1:
-            return None
-        return _plainly(self.end) if self.end + Tq - self.first[1] == Tk else None
+        if self.grows and not self.places:
+            self._tell()
+        return standing(call) if self.told else None
+
+    def _tell(self) -> None:
+        """Where the text begins, by the mask of the first call, if that tells."""
+        first = standing(self.call)
+        if first is not None and first.query == 0:
+            self.places, self.told = [(0, first)], True
+            filled = _filled(self.call, first, int(self.call.q.shape[-2]))
+            self.call = kept(filled, self.values)
 
     def recalls(self, call: Call, place: Place) -> bool:
         """Whether the newest key that a call found in its cache is the last one that was seen."""
@@ -286,8 +297,6 @@ class _Layer:
 
     def _mark(self, place: Place) -> None:
         """Remember where another kind of mask begins."""
-        if not self.places:
-            self.places.append((self.first[0], _plainly(self.first[0])))
         start, last = self.places[-1]
         if place.goes_on(last):
             self.places[-1] = (start, place)
@@ -313,15 +322,6 @@ def _filled(call: Call, place: Place, Tq: int) -> Call:
         real=sight.real,
         reused=True,
     )
-
-
-def _plainly(query: int) -> Place:
-    """A place in a text where nothing but causality hides anything."""
-
-    def sight(span: Span) -> Sight:
-        return Sight(masks.causal(span.offset), None)
-
-    return Place(query, 0, sight, "plain", plain=True)
 
 
 def _sight(places: Sequence[tuple[int, Place]], span: Span, device: torch.device) -> Sight:
