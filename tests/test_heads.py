@@ -367,3 +367,17 @@ def test_one_row_of_a_long_rollout_takes_little_memory():
     assert time.perf_counter() - start < 120
     assert float(row.sum()) == pytest.approx(1, abs=1e-4)
     assert column.shape == (size,)
+
+
+def test_what_is_no_run_is_refused():
+    run = Seen()
+    for ask in (lambda: heads.compare(run, None), lambda: heads.compare("a", run)):
+        with pytest.raises(ArgumentError, match=r"compare\(a, b\) takes a run"):
+            ask()
+    with pytest.raises(ArgumentError, match="takes a run.* and got list"):
+        heads.rollout([])
+    with pytest.raises(ArgumentError, match="takes a run.* and got NoneType"):
+        heads.scores(None)
+    for residual in ("a", True, None):
+        with pytest.raises(ArgumentError, match="a number from 0 to 1"):
+            heads.rollout(run, residual=residual)

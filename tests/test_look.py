@@ -259,6 +259,10 @@ def test_a_model_of_another_type_is_said(minilm):
         load(3)
     with pytest.raises(ModelError, match=r"^no/folder is neither a bundled model"):
         look(DEFAULT_TEXT, Path("no/folder"))
+    with pytest.raises(ModelError, match=r"^no-such-model is neither a bundled model") as error:
+        load("no-such-model")
+    assert error.value.__suppress_context__  # nothing of connections above it
+    assert error.value.__cause__ is None
 
 
 def test_whole_numbers_of_other_libraries_are_taken(minilm):

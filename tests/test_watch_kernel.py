@@ -44,6 +44,11 @@ def test_own_kernel_is_said():
     assert seen.kernel == "own"
     with pytest.raises(ArgumentError, match="give 'own' or 'eyeline'"):
         watch(model, kernel="other")
+    import_module("eyeline.integrations.huggingface")
+    model.set_attn_implementation("eyeline")
+    with watch(model) as seen:
+        run(model, **inputs())
+    assert seen.kernel == "eyeline"
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "bert", "gemma2"])

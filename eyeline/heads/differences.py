@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eyeline.backends.reductions import Entries
 from eyeline.errors import ArgumentError, ShapeError
+from eyeline.heads.runs import check_run
 from eyeline.lazy import Weights
 from eyeline.seen import Seen
 
@@ -60,6 +61,8 @@ def compare(a: Seen, b: Seen) -> Comparison:
     >>> found.total_variation, found.kl
     (tensor([[0.3285]]), tensor([[1.4690]]))
     """
+    check_run("compare(a, b)", a)
+    check_run("compare(a, b)", b)
     _same_tokens(a, b)
     if len(a) != len(b) or not len(a):
         raise ShapeError(f"compare() takes runs of the same layers, and got {len(a)} and {len(b)}.")

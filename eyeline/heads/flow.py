@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eyeline.errors import ArgumentError, ShapeError
+from eyeline.heads.runs import check_run
 from eyeline.lazy import Weights
 from eyeline.lazy.matrix import dense_limit, too_large
 from eyeline.seen import Seen
@@ -130,6 +131,9 @@ def rollout(
     >>> [tokens.pieces[j] for j in row.topk(3).indices], f"{float(row.sum()):.3f}"
     (['[CLS]', '[SEP]', '.'], '1.000')
     """
+    check_run("rollout(seen)", seen)
+    if isinstance(residual, bool) or not isinstance(residual, (int, float)):
+        raise ArgumentError(f"rollout(residual={residual!r}) is a share, a number from 0 to 1.")
     if not 0.0 <= residual <= 1.0:
         raise ArgumentError(f"rollout(residual={residual}) is a share, 0 to 1.")
     if layers is None:

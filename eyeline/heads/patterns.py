@@ -21,6 +21,7 @@ from torch import Tensor
 from eyeline.backends.reductions import Reduction, RowEntropy, RowTiles, Tile
 from eyeline.backends.strips import Strip
 from eyeline.errors import ArgumentError, ShapeError
+from eyeline.heads.runs import check_run
 from eyeline.lazy import Weights
 from eyeline.readings import Reading, read, reading
 from eyeline.seen import Seen
@@ -173,6 +174,7 @@ def scores(
     >>> name, f"{score:.2f} where chance gives {chance:.2f}"
     ('L0H2', '1.00 where chance gives 0.06')
     """
+    check_run("scores(seen)", seen)
     tokens = seen.tokens if tokens is None else tokens
     if tokens is None:
         raise ArgumentError(

@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from eyeline.api import autocast
 from eyeline.calls import Call
 from eyeline.errors import ModelError
-from eyeline.integrations.huggingface_attention import RuleMask
+from eyeline.integrations.huggingface_attention import NAME, RuleMask
 from eyeline.integrations.huggingface_masks import Told, causally, flagged, skipped, told
 from eyeline.masks import Mask
 
@@ -131,6 +131,7 @@ def call_of(
         softcap=given.softcap if eager else None,
         sinks=_settled(given.others.get("s_aux")) if eager else None,
         real=None if rule is None or crossing else rule.real,
+        kernel="eyeline" if original == NAME else "own",
         dropout=given.dropout if given.training or not eager else 0.0,
         place=None if rule is None or crossing else rule.place,
     )

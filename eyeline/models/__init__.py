@@ -165,7 +165,9 @@ def _load_named(name: str, download: bool, say: Progress) -> LoadedModel:
             tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=not fetch)
             model = AutoModel.from_pretrained(name, local_files_only=not fetch, dtype=torch.float32)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(_not_found(name, download, error)) from error
+        # of a name that is nowhere the message says all, and theirs is long and of connections
+        told = error if Path(name).is_dir() or download else None
+        raise ModelError(_not_found(name, download, error)) from told
     if getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     places = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
