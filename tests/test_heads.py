@@ -374,9 +374,9 @@ def test_what_is_no_run_is_refused():
     for ask in (lambda: heads.compare(run, None), lambda: heads.compare("a", run)):
         with pytest.raises(ArgumentError, match=r"compare\(a, b\) takes a run"):
             ask()
-    with pytest.raises(ArgumentError, match="takes a run.* and got list"):
+    with pytest.raises(ArgumentError, match=r"takes a run.* and got list"):
         heads.rollout([])
-    with pytest.raises(ArgumentError, match="takes a run.* and got NoneType"):
+    with pytest.raises(ArgumentError, match=r"takes a run.* and got NoneType"):
         heads.scores(None)
     for residual in ("a", True, None):
         with pytest.raises(ArgumentError, match="a number from 0 to 1"):
