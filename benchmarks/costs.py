@@ -29,7 +29,7 @@ from torch import Tensor
 from benchmarks import others
 from benchmarks.costs_shown import fill, pictures, table
 from eyeline.cli.costs import WAYS, Shape, fitting
-from eyeline.cli.measuring import peak, processor, rounded, seconds, spread
+from eyeline.cli.measuring import GIVEN_BACK, peak, processor, rounded, seconds, spread
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "costs.json"
@@ -38,6 +38,7 @@ READMES = {"en": ROOT / "README.md", "zh": ROOT / "README.zh.md"}
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 SHAPE = Shape(heads=4, d=64, dtype="float32", causal=True)
 ROUNDS, MOST_SECONDS = 11, 20.0
+WARMING = (256, 384)  # tokens; two lengths, after which a compiled kernel is one for all
 MIB = 2**20
 RATIOS = (
     ("eyeline", "sdpa"),
@@ -59,26 +60,43 @@ def attended(attend: others.Attention, q: Tensor, k: Tensor, v: Tensor) -> tuple
     return (attend(q, k, v),)
 
 
-def runs(length: int) -> tuple[dict[str, Run], dict[str, str]]:
-    """A call of each way that can run at this length, and why the others cannot."""
+def made(name: str, length: int) -> Run:
+    """A call of one way; NotHere where it cannot run."""
     given = SHAPE.inputs(length)
-    found: dict[str, Run] = {
-        name: partial(way, *given, SHAPE.causal) for name, way in fitting(SHAPE, length).items()
-    }
-    missing = dict.fromkeys(WAYS.keys() - found.keys(), "memory")
-    found["flex"] = partial(attended, others.flex(length, causal), *given)
-    try:
-        found["keops"] = partial(attended, others.keops(), *given)
-    except others.NotHere as reason:
-        missing["keops"] = str(reason)
+    if name == "flex":
+        return partial(attended, others.flex(length, causal), *given)
+    if name == "keops":
+        return partial(attended, others.keops(), *given)
+    if name not in fitting(SHAPE, length):
+        raise others.NotHere("memory")
+    return partial(WAYS[name], *given, SHAPE.causal)
+
+
+def runs(length: int, last: dict[str, float]) -> tuple[dict[str, Run], dict[str, str]]:
+    """A call of each way that can run at this length, and why the others cannot."""
+    found: dict[str, Run] = {}
+    missing: dict[str, str] = {}
+    for name in (*WAYS, "flex", "keops"):
+        if 4 * last.get(name, 0.0) > MOST_SECONDS:
+            missing[name] = "time"
+            continue
+        try:
+            found[name] = made(name, length)
+        except others.NotHere as reason:
+            missing[name] = str(reason)
     return found, missing
 
 
-def check(found: dict[str, Run]) -> None:
-    """Stop unless every way computes the same numbers."""
+def check(found: dict[str, Run], missing: dict[str, str]) -> None:
+    """Stop unless every way computes the same numbers; what cannot be compiled goes to missing."""
     answers = {}
-    for name, run in found.items():
-        answers[name] = run()
+    for name, run in list(found.items()):
+        try:
+            answers[name] = run()
+        except others.NotHere as reason:
+            missing[name] = str(reason)
+            del found[name]
+            continue
         if name in ("eyeline", "dense"):  # a row of the weights; all of them fill the memory
             answers[name] = (answers[name][0], answers[name][1][..., -1, :].clone())
     close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
@@ -95,11 +113,8 @@ def check(found: dict[str, Run]) -> None:
 
 def measure(length: int, last: dict[str, float]) -> dict[str, Any]:
     """Times, ratios and peaks at one length; ``last`` are the seconds at half of it."""
-    found, missing = runs(length)
-    for name in [name for name in found if 4 * last.get(name, 0.0) > MOST_SECONDS]:
-        del found[name]
-        missing[name] = "time"
-    check(found)
+    found, missing = runs(length, last)
+    check(found, missing)
     rounds: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(ROUNDS):
         for name, run in found.items():
@@ -123,16 +138,17 @@ def measure(length: int, last: dict[str, float]) -> dict[str, Any]:
 def peak_in_a_process(name: str, length: int) -> float | None:
     """MiB that one call adds at most; None where the system does not tell."""
     command = [sys.executable, "-m", "benchmarks.costs", "--peak", name, str(length)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    env = os.environ | GIVEN_BACK
+    done = subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True)
     found: int | None = json.loads(done.stdout.splitlines()[-1])
     return None if found is None else round(found / MIB, 1)
 
 
 def peak_here(name: str, length: int) -> int | None:
     """`peak` of one way; two short calls go before it, which compile what is compiled."""
-    for short in (LENGTHS[0], LENGTHS[1]):
-        runs(short)[0][name]()
-    return peak(runs(length)[0][name])
+    for short in WARMING:
+        made(name, short)()
+    return peak(made(name, length))
 
 
 def installed(package: str) -> str | None:

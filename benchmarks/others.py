@@ -32,7 +32,8 @@ def flex(length: int, rule: Callable[..., Tensor] | None) -> Attention:
     """FlexAttention over so many tokens; ``rule(b, h, i, j)`` says who is seen.
 
     On a CPU it computes the output alone, without gradients or row sums. The mask of blocks is
-    made here, so a call does not pay for it; the first call compiles, by a C++ compiler.
+    made here, so a call does not pay for it; the first call compiles, by a C++ compiler, and raises
+    NotHere where that fails.
     """
     attend, masked = _compiled()
     blocks = None
@@ -40,7 +41,10 @@ def flex(length: int, rule: Callable[..., Tensor] | None) -> Attention:
         blocks = masked(rule, None, None, length, length, device="cpu")
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found: Tensor = attend(q, k, v, block_mask=blocks)
+        try:
+            found: Tensor = attend(q, k, v, block_mask=blocks)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise NotHere(f"FlexAttention cannot be compiled: {type(error).__name__}") from error
         return found
 
     return call
@@ -49,7 +53,7 @@ def flex(length: int, rule: Callable[..., Tensor] | None) -> Attention:
 def keops() -> Attention:
     """Causal attention as KeOps writes it: a reduction over symbolic weights, compiled once.
 
-    Raises NotHere where pykeops is not installed or has no compiler.
+    Raises NotHere where pykeops is not installed; the first call does, where it has no compiler.
     """
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it says that there is no CUDA
@@ -64,8 +68,11 @@ def keops() -> Attention:
         rows = LazyTensor((q * q.shape[-1] ** -0.5).unsqueeze(-2))
         keys, values = LazyTensor(k.unsqueeze(-3)), LazyTensor(v.unsqueeze(-3))
         scores = (rows | keys) + (i - j).ifelse(0.0, HIDDEN)  # there is no mask to give
-        with contextlib.redirect_stdout(io.StringIO()):  # it says what it compiles
-            found: Tensor = scores.sumsoftmaxweight(values, axis=3)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # it says what it compiles
+                found: Tensor = scores.sumsoftmaxweight(values, axis=3)
+        except (OSError, RuntimeError) as error:
+            raise NotHere(f"KeOps cannot be compiled: {type(error).__name__}") from error
         return found
 
     return call

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks import costs, costs_shown
 from benchmarks.goals import __main__ as command
 from benchmarks.goals import limits, peaks, table, timing
 from benchmarks.goals.forward import beside_sdpa, square
@@ -16,6 +17,7 @@ from benchmarks.goals.goal import Figure, Goal, Pair, Point, close
 from benchmarks.goals.groups import goals, points
 from benchmarks.others import NotHere, keops
 from eyeline.backends import native
+from eyeline.cli.costs import WAYS
 
 GOALS = list(goals())
 POINTS = points(GOALS)
@@ -192,6 +194,45 @@ def test_memory_counts_neither_inputs_nor_outputs():
     found = peaks.beyond(lambda: (given + 1) + 1)
     if found is not None:
         assert 0.9 * 4 * size < found < 1.1 * 4 * size
+
+
+@pytest.mark.slow
+def test_costs_are_measured_at_every_length(monkeypatch):
+    monkeypatch.setattr(costs, "LENGTHS", (32, 64, 128))
+    monkeypatch.setattr(costs, "ROUNDS", 2)
+    results = costs.run()
+    assert json.dumps(results)
+    for row in results["rows"]:
+        assert row["ms"].keys() | row["missing"].keys() == {*WAYS, "flex", "keops"}
+        assert {"sdpa", "eyeline", "dense", "flex"} <= row["peak_mib"].keys()
+        assert row["ratio"]["eyeline/sdpa"]["median"] > 0
+    for lang, path in costs_shown.FILES.items():
+        assert costs_shown.pictures(results)[path].startswith("<?xml")
+        for figure in costs_shown.FIGURES:
+            assert "| 128 |" in costs_shown.table(results, figure, lang)
+
+
+def test_what_would_take_too_long_or_does_not_fit_is_left_out(monkeypatch):
+    monkeypatch.setattr("eyeline.cli.costs.available", lambda: 2 * 2 * 4 * 4 * 100**2)
+    found, missing = costs.runs(
+        128, {"sdpa": costs.MOST_SECONDS / 3.9, "flex": 100.0, "keops": 9.0}
+    )
+    assert set(found) == {"eyeline", "eyeline_readings"}
+    assert missing == {
+        "sdpa": "time",
+        "flex": "time",
+        "keops": "time",
+        "dense": "memory",
+        "dense_readings": "memory",
+    }
+
+
+def test_the_picture_says_why_a_line_ends():
+    row = {"T": 64, "ms": {"dense": {"median": 1.0}}, "peak_mib": {"dense": 1.0}, "missing": {}}
+    after = {"T": 128, "ms": {}, "peak_mib": {}, "missing": {"dense": "memory"}}
+    drawn = costs_shown.plot({"rows": [row, after]}, "en")
+    assert "no room" in drawn
+    assert "too long" not in drawn
 
 
 def test_keops_is_no_part_of_eyeline(monkeypatch):

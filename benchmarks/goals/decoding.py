@@ -27,7 +27,7 @@ def reads(dtype: torch.dtype) -> Point:
     def make(size: Size) -> Pair:
         q, k, v = tensors((8, 8), (1, size(FAR)), (64, 64), dtype)
         reading = limits.reading((k, v), torch.get_num_threads())
-        return Pair(lambda: eyeline.attention(q, k, v)[0], reading)
+        return Pair(lambda: eyeline.attention(q, k, v)[0], reading, read=k.nbytes + v.nbytes)
 
     return Point(f"decoding {WORDS[dtype]} beside reads", make)
 

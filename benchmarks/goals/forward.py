@@ -51,7 +51,7 @@ def beside_sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Pair:
     return Pair(
         lambda: eyeline.attention(q, k, v, mask)[0],
         lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped),
-        flops / 2 if causal else flops,
+        flops=flops / 2 if causal else flops,
         same=close,
     )
 

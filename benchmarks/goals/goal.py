@@ -26,7 +26,8 @@ def nothing() -> None:
 class Pair:
     """Two calls to be timed in turn.
 
-    ``flops`` are the multiplications and additions of ``mine`` (0: not counted). ``share`` is what
+    ``flops`` are the multiplications and additions of ``mine`` (0: not counted), ``read`` the bytes
+    that ``other`` reads and does nothing else. ``share`` is what
     the time of ``other`` counts for: 0.1 where ``mine`` has a tenth of its work to do.
     ``ready`` and ``other_ready`` run before each call, outside the clock. ``same`` compares the two
     results; None where they answer different questions.
@@ -35,6 +36,7 @@ class Pair:
     mine: Run
     other: Run
     flops: float = 0.0
+    read: int = 0
     share: float = 1.0
     ready: Run = nothing
     other_ready: Run = nothing

@@ -6,6 +6,7 @@ python -m benchmarks.goals.peaks POINT DIVISOR    prints the bytes of both as JS
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from torch import Tensor
 from benchmarks.goals.goal import Point, Size
 from benchmarks.goals.groups import goals, points
 from benchmarks.others import NotHere
-from eyeline.cli.measuring import Run, peak
+from eyeline.cli.measuring import GIVEN_BACK, Run, peak
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM = 64
@@ -26,7 +27,8 @@ WARM = 64
 def in_a_process(point: Point, divisor: int) -> tuple[int, int]:
     """Bytes beyond inputs and outputs of ``mine`` and of ``other``."""
     command = [sys.executable, "-m", "benchmarks.goals.peaks", point.name, str(divisor)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    env = os.environ | GIVEN_BACK
+    done = subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True)
     mine, other = json.loads(done.stdout)
     if mine is None:
         raise NotHere("peak memory is asked of Linux alone")

@@ -122,6 +122,9 @@ def conditions(measured: Mapping[str, Any]) -> str:
     text = " ".join(told)
     if rates:
         text += f" Multiply-adds alone: {statistics.median(rates):.0f} GFLOP/s."
+    reads = [found["limit"].get("read", 0.0) for found in measured.values() if "limit" in found]
+    if any(reads):
+        text += f" Reads alone: {max(reads):.0f} GB/s."
     if unsteady:
         text += f" {unsteady} of {len(measured)} points were measured while the machine was busy."
     return text

@@ -18,7 +18,7 @@ SHORTEST = 2e-3  # seconds: what is shorter is repeated within one measurement
 def measure(
     point: Point, size: Size, pairs: int, threads: int, clock: Clock, tries: int = TRIES
 ) -> dict[str, Any]:
-    """Times of both, their ratios, and the machine's limit meanwhile; or why there are none."""
+    """Times of both, their ratios, the machine's limits (10⁹ a second); or why there are none."""
     try:
         pair = point.make(size)
         compare(pair)
@@ -36,6 +36,8 @@ def measure(
         "limit": {"one": max(before.one, after.one), "all": gflops},
         "steady": before.steady and after.steady,
     }
+    if pair.read:
+        made["limit"]["read"] = pair.read / found["other"]["median"] / 1e9
     if pair.flops:
         reached = [pair.flops / found["mine"][name] / 1e9 / gflops for name in _TURNED]
         made["peak"] = dict(zip(_TURNED.values(), reached, strict=True))

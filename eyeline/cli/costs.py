@@ -22,7 +22,7 @@ from torch import Tensor
 
 import eyeline
 from eyeline.backends import choose, native
-from eyeline.cli.measuring import available, peak, processor, rounded, seconds, spread
+from eyeline.cli.measuring import GIVEN_BACK, available, peak, processor, rounded, seconds, spread
 from eyeline.errors import EyelineError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _peaks(lengths: Sequence[int], shape: Shape) -> list[dict[str, float | None]
 def _peaks_in_a_process(
     lengths: Sequence[int], shape: Shape, progress: Callable[[str], None]
 ) -> list[dict[str, float | None]]:
-    """`_peaks` where nothing was computed before, and freed memory is given back at once."""
+    """`_peaks` where freed memory is given back at once."""
     command = [
         sys.executable,
         "-m",
@@ -186,8 +186,7 @@ def _peaks_in_a_process(
         json.dumps([list(lengths), asdict(shape)]),
     ]
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    given_back = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    env = os.environ | threads | given_back
+    env = os.environ | threads | GIVEN_BACK
     try:
         done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
