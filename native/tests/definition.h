@@ -57,6 +57,13 @@ struct Line {
   Real lse = 0;
 };
 
+// Of q, k and v, as they lie; and Σ P ∘ G of each row, less what arrives at lse.
+template <class Real>
+struct Gradients {
+  std::vector<Real> dq, dk, dv, inner;
+  double added = 0.0;  // the largest number that went into a sum for dq or dk, if none cancelled
+};
+
 template <class Real>
 class Definition {
  public:
@@ -107,6 +114,21 @@ class Definition {
         }
   }
 
+  // Gradients for dout [N, Hq, Tq, Dv] at out and dlse [N, Hq, Tq] at lse. `out` is what the forward
+  // pass made, rounded as it is: Σ P ∘ G of a row is dout · out.
+  Gradients<Real> backward(const std::vector<Real>& out, const std::vector<Real>& dout,
+                           const std::vector<Real>& dlse) const {
+    Gradients<Real> made{std::vector<Real>(q.size()), std::vector<Real>(k.size()),
+                         std::vector<Real>(v.size()), {}};
+    for (int64_t n = 0; n < p.N; ++n)
+      for (int64_t h = 0; h < p.Hq; ++h)
+        for (int64_t i = 0; i < p.Tq; ++i) {
+          const int64_t row = (n * p.Hq + h) * p.Tq + i;
+          add_row(n, h, i, out.data() + row * p.Dv, dout.data() + row * p.Dv, dlse[row], made);
+        }
+    return made;
+  }
+
   // The largest magnitude of q·k · scale, capped.
   double largest_score() const {
     double largest = 0.0;
@@ -119,6 +141,40 @@ class Definition {
   }
 
  private:
+  void add_row(int64_t n, int64_t h, int64_t i, const Real* out, const Real* dout, Real dlse,
+               Gradients<Real>& made) const {
+    const Line<Real> row = line(n, h, i);
+    const int64_t at = ((n * p.Hq + h) * p.Tq + i) * p.D;
+    Real inner = -dlse, size = std::abs(dlse);
+    for (int64_t d = 0; d < p.Dv; ++d) {
+      inner += dout[d] * out[d];
+      size += std::abs(dout[d] * out[d]);
+    }
+    made.inner.push_back(inner);
+    for (int64_t j = 0; j < p.Tk; ++j) {
+      if (!row.seen[j]) continue;
+      const int64_t here = key(n, h, j);
+      const Real keep = kept(p, n, h, i, j);
+      Real arrived = 0;
+      for (int64_t d = 0; d < p.Dv; ++d) {
+        arrived += dout[d] * v[here * p.Dv + d];
+        made.dv[here * p.Dv + d] += row.weights[j] * keep * dout[d];
+      }
+      Real slope = row.weights[j] * (arrived * keep - inner) * p.scale;
+      if (p.softcap > 0) {
+        const Real capped = score(n, h, i, j) / p.softcap;
+        slope *= 1 - capped * capped;
+      }
+      for (int64_t d = 0; d < p.D; ++d) {
+        const Real operand = std::fmax(std::abs(k[here * p.D + d]), std::abs(q[at + d]));
+        const Real term = row.weights[j] * size * std::abs(p.scale) * operand;
+        if (std::isfinite(term)) made.added = std::fmax(made.added, static_cast<double>(term));
+        made.dq[at + d] += slope * k[here * p.D + d];
+        made.dk[here * p.D + d] += slope * q[at + d];
+      }
+    }
+  }
+
   static constexpr Real hidden = -INFINITY;
 
   // Query head h reads key head h / group.

@@ -19,12 +19,14 @@ inline bool same(const std::vector<double>& a, const std::vector<double>& b) {
 
 // `found` is as near to `exact` as `plain` is, within the multiple, and rounded to `number`; what is
 // not finite is the same. `score` is the largest score: its rounding moves weights by so much.
+// What cancelled to nothing keeps the roundings of what was added up: `beside`.
 inline void compare(Findings& findings, const std::vector<double>& found,
                     const std::vector<double>& exact, const std::vector<float>& plain,
-                    Number number, double score, const std::string& what) {
+                    Number number, double score, const std::string& what,
+                    double beside = 0.0) {
   constexpr double multiple = 4.0;  // of plain float32's own error
-  const double roundings = 16.0 + score;  // of a float, where plain float32 happens to be exact
-  double error = 0.0, yardstick = 0.0, largest = 0.0;
+  const double roundings = multiple * (4.0 + score);  // where plain float32 happens to be exact
+  double error = 0.0, yardstick = 0.0, largest = beside;
   findings.expect(found.size() == exact.size(), what + ": its size");
   for (size_t i = 0; i < exact.size(); ++i) {
     if (!std::isfinite(exact[i])) {

@@ -77,9 +77,14 @@ View Drawn::memory(const Sizes& sizes, int64_t bytes, const Layout& layout) {
   return view;
 }
 
-Layout Drawn::layout() {
+View Drawn::operand(const Sizes& sizes, double deviation) {
   const char* const orders[] = {"abcd", "abcd", "acbd", "abdc", "cbad"};
-  return {random_.one_of(orders), random_.chance(0.3) ? 3 : 0, {}};
+  const int64_t bytes = bytes_of(problem.number);
+  const Layout layout{random_.one_of(orders), random_.chance(0.3) ? 3 : 0, {}};
+  const View view = memory(sizes, bytes, layout);
+  for_each(view, sizes, bytes,
+           [&](char* at) { write(problem.number, random_.normal() * deviation, at); });
+  return view;
 }
 
 Layout Drawn::mask_layout() {
@@ -109,23 +114,11 @@ void Drawn::draw_sizes() {
 
 void Drawn::draw_operands() {
   Problem& p = problem;
-  const int64_t bytes = bytes_of(p.number);
   sharp_ = random_.chance(0.2);
-  const double large = sharp_ ? 10.0 : 1.0;
-  struct Operand {
-    View& view;
-    Sizes sizes;
-    double size;
-  };
-  for (const auto& [view, sizes, size] : {Operand{p.q, {p.N, p.Hq, p.Tq, p.D}, large},
-                                          Operand{p.k, {p.N, p.Hk, p.Tk, p.D}, large},
-                                          Operand{p.v, {p.N, p.Hk, p.Tk, p.Dv}, 1.0}}) {
-    view = memory(sizes, bytes, layout());
-    const double times = size;
-    for_each(view, sizes, bytes,
-             [&](char* at) { write(p.number, random_.normal() * times, at); });
-  }
   if (sharp_) words += " sharp";
+  p.q = operand({p.N, p.Hq, p.Tq, p.D}, sharp_ ? 10.0 : 1.0);
+  p.k = operand({p.N, p.Hk, p.Tk, p.D}, sharp_ ? 10.0 : 1.0);
+  p.v = operand({p.N, p.Hk, p.Tk, p.Dv});
 }
 
 void Drawn::draw_options() {

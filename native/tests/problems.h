@@ -50,6 +50,11 @@ class Drawn {
   // A result that was not written yet: NaN.
   View result(const Sizes& sizes, int64_t bytes) { return memory(sizes, bytes, {}); }
 
+  // Normal numbers of the problem's type, in any layout.
+  View operand(const Sizes& sizes, double deviation = 1.0);
+
+  Random& random() { return random_; }
+
  private:
   void draw_sizes();
   void draw_operands();
@@ -59,8 +64,7 @@ class Drawn {
   void draw_intervals(const Layout& layout);
   void spoil();
 
-  Layout layout();      // of an operand
-  Layout mask_layout();  // of a part of a mask
+  Layout mask_layout();
   View memory(const Sizes& sizes, int64_t bytes, const Layout& layout);
 
   Random random_;
