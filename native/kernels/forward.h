@@ -149,21 +149,19 @@ struct Forward {
     }
   }
 
-  // out [rows, Dv] = out · decay + weights [rows, KEYS] · v [KEYS, Dv], one tile of C columns.
+  // out [rows, Dv] = out · decay + weights [rows, KEYS] · v [KEYS, Dv], one tile of C columns. A block
+  // is summed up by itself: over long texts that keeps most of the roundings small.
   template <int rows>
   void multiply_values(int strip, int column, const float* weights, const float* decay) {
     const Span sp = span[strip];
     float* tile = out + strip * R * Dv + column * C;
     F sums[rows][2];
-    for (int r = 0; r < rows; ++r) {
-      sums[r][0] = load(tile + r * Dv) * decay[r];
-      sums[r][1] = load(tile + r * Dv + W) * decay[r];
-    }
+    for (int r = 0; r < rows; ++r) sums[r][0] = sums[r][1] = F{};
     const float* panel = v + column * C * KEYS + sp.lo * C;
     add_product<rows, KEYS, 1>(sp.hi - sp.lo, weights + sp.lo, panel, sums);
     for (int r = 0; r < rows; ++r) {
-      store(tile + r * Dv, sums[r][0]);
-      store(tile + r * Dv + W, sums[r][1]);
+      store(tile + r * Dv, load(tile + r * Dv) * decay[r] + sums[r][0]);
+      store(tile + r * Dv + W, load(tile + r * Dv + W) * decay[r] + sums[r][1]);
     }
   }
 
