@@ -312,7 +312,8 @@ struct Backward {
       }
   }
 
-  // dq [R, D] += dS [R, keys] · k [keys, D] of the strips from..last.
+  // dq [R, D] += dS [R, keys] · k [keys, D] of the strips from..last. A block is summed up by itself:
+  // over long texts that keeps most of the roundings small.
   void pull_queries(int from, int last) {
     for (int column = 0; column * C < D; ++column)
       for (int i = from; i < last; ++i) {
@@ -320,10 +321,10 @@ struct Backward {
         if (sp.sight == Sight::none) continue;
         float* tile = dq + i * R * D + column * C;
         F sums[R][2];
-        load_tile(tile, D, sums);
+        for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = F{};
         add_product<R, LINE, 1>(sp.hi - sp.lo, pulled + (i - from) * R * LINE + sp.lo,
                                 k_lines + column * C * KEYS + sp.lo * C, sums);
-        store_tile(tile, D, sums);
+        add_tile(tile, D, sums);
       }
   }
 

@@ -44,6 +44,15 @@ inline void store_tile(float* to, int64_t line, const F (&c)[rows][2]) {
   }
 }
 
+template <int rows>
+inline void add_tile(float* to, int64_t line, const F (&c)[rows][2]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; ++r) {
+    store(to + r * line, load(to + r * line) + c[r][0]);
+    store(to + r * line + W, load(to + r * line + W) + c[r][1]);
+  }
+}
+
 // Calls `f` with the number of rows, 1 to R, as a constant.
 template <class Call>
 inline void with_rows(int rows, const Call& f) {
