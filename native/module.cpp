@@ -12,6 +12,7 @@
 #include "backward.h"
 #include "caches.h"
 #include "forward.h"
+#include "reduce.h"
 #include "table.h"
 #include "team.h"
 
@@ -130,6 +131,36 @@ void run_backward(const std::string& name, int threads, const Numbers& numbers, 
   unlocked([&](const Watch& watch) { return backward(with, p, slopes, threads, watch); });
 }
 
+// As eyeline/backends/questions.py lays them out.
+using Asked = std::tuple<int, int64_t, int64_t, std::array<int64_t, 3>, Tensor,
+                         std::array<int64_t, 2>, std::array<int64_t, 2>>;
+
+const int64_t* whole(int64_t address) { return reinterpret_cast<const int64_t*>(address); }
+
+Question question(const Asked& asked) {
+  const auto& [ask, count, offset, results, factor, edges, cells] = asked;
+  Question made;
+  made.ask = static_cast<Ask>(ask);
+  made.count = count, made.offset = offset;
+  made.values = floats(results[0]), made.more = floats(results[1]);
+  made.keys = reinterpret_cast<int64_t*>(results[2]);
+  made.factor = view(factor);
+  made.row_edges = whole(edges[0]), made.key_edges = whole(edges[1]);
+  made.row_cells = cells[0], made.key_cells = cells[1];
+  return made;
+}
+
+void run_reduce(const std::string& name, int threads, const Numbers& numbers,
+                const std::array<int64_t, 2>& state, const std::vector<Asked>& asked) {
+  const Problem p = problem(numbers);
+  std::vector<Question> each;
+  for (const Asked& one : asked) each.push_back(question(one));
+  Questions questions{each.data(), static_cast<int64_t>(each.size()), floats(state[0]),
+                      floats(state[1])};
+  const Table& with = chosen(name);
+  unlocked([&](const Watch& watch) { return reduce(with, p, questions, threads, watch); });
+}
+
 double multiply_adds(const std::string& name, int64_t rounds) {
   const Table& with = chosen(name);
   nb::gil_scoped_release release;
@@ -170,4 +201,6 @@ NB_MODULE(_native, m) {
   m.def("backward", run_backward, nb::arg("table"), nb::arg("threads"), nb::arg("problem"),
         nb::arg("Dv"), nb::arg("values"), nb::arg("rows"), nb::arg("wanted"),
         nb::arg("dropout").none());
+  m.def("reduce", run_reduce, nb::arg("table"), nb::arg("threads"), nb::arg("problem"),
+        nb::arg("state"), nb::arg("questions"));
 }

@@ -98,7 +98,8 @@ struct Watch {
   void* self = nullptr;
   int* stopped = nullptr;
 
-  bool stop() const {
+  // Part of whoever calls it: a kernel object must not lend a copy to another (kernels/table.cpp).
+  [[gnu::always_inline]] bool stop() const {
     if (poll) poll(self);
     return stopped && __atomic_load_n(stopped, __ATOMIC_RELAXED);
   }

@@ -1,6 +1,7 @@
 // A table: every kernel, compiled for one instruction set.
 #pragma once
 #include "problem.h"
+#include "question.h"
 
 namespace eyeline {
 
@@ -15,6 +16,9 @@ struct Table {
   int64_t (*backward_memory)(const Problem& problem);  // bytes that a thread needs for a cell
   void (*backward)(const Problem& problem, const Slopes& slopes, const Cell& cell, char* memory,
                    const Watch& watch);
+  int64_t (*reduce_memory)(const Problem& problem);
+  void (*reduce)(const Problem& problem, const Questions& questions, const Chunk& chunk,
+                 char* memory, const Watch& watch);
   // The machine's limits, for benchmarks: operations done, and the sum of what was read.
   double (*multiply_adds)(int64_t rounds, float* result);
   float (*read_floats)(const float* data, int64_t count, int64_t streams);

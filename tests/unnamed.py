@@ -32,8 +32,17 @@ class Unnamed(Backend):
     ) -> tuple[Tensor, Tensor, State | None]:
         return self.of(problem).forward(problem, v, dropout)
 
-    def reduce(self, problem: Problem, reductions: Sequence[Reduction], view: View) -> list[Result]:
-        return self.of(problem).reduce(problem, reductions, view)
+    def reduce(
+        self,
+        problem: Problem,
+        reductions: Sequence[Reduction],
+        view: View,
+        state: State | None = None,
+    ) -> list[Result]:
+        return self.of(problem).reduce(problem, reductions, view, state)
+
+    def finds_state(self, reductions: Sequence[Reduction], view: View) -> bool:
+        return self.first.finds_state(reductions, view)
 
     def backward(
         self,

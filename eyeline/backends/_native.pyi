@@ -1,4 +1,5 @@
 from eyeline.backends.arguments import Numbers, Strides
+from eyeline.backends.questions import Asked
 
 def tables() -> list[str]: ...
 def caches() -> tuple[int, int, int]: ...
@@ -24,4 +25,11 @@ def forward(
     out: Strides | None,
     rows: tuple[int, int, int],
     dropout: tuple[int, int, float] | None,
+) -> None: ...
+def reduce(
+    table: str,
+    threads: int,
+    problem: Numbers,
+    state: tuple[int, ...],
+    questions: list[Asked],
 ) -> None: ...

@@ -20,6 +20,8 @@ class State:
 
     m: Tensor  # [N, Hq, Tq] the largest score (with the sink), -inf where the row sees nothing;
     l: Tensor  # [N, Hq, Tq] Σ exp(score - m): what m may lose when rounded is in l  # noqa: E741
+    # Whether the backend that is asked has found it itself: then scores have the same bits.
+    own: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +77,21 @@ class Backend(ABC):
         """``out [N, Hq, Tq, Dv]`` in q's dtype, ``lse [N, Hq, Tq]``, the state if it fell out."""
 
     @abstractmethod
-    def reduce(self, problem: Problem, reductions: Sequence[Reduction], view: View) -> list[Result]:
-        """Every reduction's result, in one pass over the scores."""
+    def reduce(
+        self,
+        problem: Problem,
+        reductions: Sequence[Reduction],
+        view: View,
+        state: State | None = None,
+    ) -> list[Result]:
+        """Every reduction's result, in one pass over the scores.
+
+        ``state`` is that of the rows where this backend has found it before.
+        """
+
+    @abstractmethod
+    def finds_state(self, reductions: Sequence[Reduction], view: View) -> bool:
+        """Whether `reduce` finds every row's state on its way, and is faster with it."""
 
     @abstractmethod
     def backward(

@@ -15,6 +15,7 @@ from torch import Tensor
 from eyeline.backends import native
 from eyeline.backends.arguments import NUMBERS, arguments, dropping, view
 from eyeline.backends.base import Backend, Dropout, Gradients, Result, State, Term, Values
+from eyeline.backends.questions import Question, answered, question
 from eyeline.backends.reductions import Reduction, View
 from eyeline.backends.strips import like_query
 from eyeline.backends.tiled import Tiled
@@ -68,8 +69,36 @@ class Cpu(Backend):
         )
         return out, lse, State(m, total)
 
-    def reduce(self, problem: Problem, reductions: Sequence[Reduction], view: View) -> list[Result]:
-        return self.rest.reduce(problem, reductions, view)
+    def reduce(
+        self,
+        problem: Problem,
+        reductions: Sequence[Reduction],
+        view: View,
+        state: State | None = None,
+    ) -> list[Result]:
+        mine = [view.is_whole and answered(r) for r in reductions]
+        rest = [r for r, native_one in zip(reductions, mine, strict=True) if not native_one]
+        others = iter(self.rest.reduce(problem, rest, view) if rest else ())
+        asked = [question(r, problem) for r, native_one in zip(reductions, mine) if native_one]
+        if asked:
+            self._answer(problem, asked, state)
+        found = iter(asked)
+        return [next(found).result if native_one else next(others) for native_one in mine]
+
+    def finds_state(self, reductions: Sequence[Reduction], view: View) -> bool:
+        return view.is_whole and any(answered(r) for r in reductions)
+
+    def _answer(self, problem: Problem, asked: Sequence[Question], state: State | None) -> None:
+        numbers = arguments(problem)
+        known = [] if state is None else [state.m.contiguous(), state.l.contiguous()]
+        assert native.module is not None
+        native.module.reduce(
+            self.table or native.chosen(),
+            torch.get_num_threads(),
+            numbers.numbers,
+            tuple(t.data_ptr() for t in known) or (0, 0),
+            [one.numbers for one in asked],
+        )
 
     def backward(
         self,

@@ -137,17 +137,18 @@ class _Attend(torch.autograd.Function):
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
-    def forward(call: Call, *tensors: Tensor | None) -> Any:
+    def forward(call: Call, m: Tensor | None, total: Tensor | None, *tensors: Tensor | None) -> Any:
         problem, reductions = (
             call.with_tensors(tensors[:5]),
             _with_own(call.reductions, tensors[5:]),
         )
-        results = call.backend.reduce(problem, reductions, call.view)
+        state = None if m is None or total is None else State(m, total)
+        results = call.backend.reduce(problem, reductions, call.view, state)
         return tuple(t for result in results for t in result)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        call, *tensors = inputs
+        call, _, _, *tensors = inputs
         ctx.call, ctx.inputs = _bare(call), len(tensors)
         firsts = _starts(call.reductions)
         apart = [t for i, t in enumerate(output) if i not in firsts or not t.is_floating_point()]
@@ -170,7 +171,7 @@ class _Reduce(torch.autograd.Function):
         if torch.is_grad_enabled():
             strip = ctx.call.view.of(dense(problem))
             made = [r.again(strip, result) for r, result in zip(reductions, results, strict=True)]
-            return (None, *_differentiate_again(made, arriving, inputs))
+            return (None, None, None, *_differentiate_again(made, arriving, inputs))
         live = [i for i, g in enumerate(arriving) if g is not None]
         terms = [
             Term(r, result, g)
@@ -178,8 +179,8 @@ class _Reduce(torch.autograd.Function):
             if g is not None
         ]
         if not terms:
-            return (None,) * (1 + len(inputs))
-        wanted = _wanted(ctx.needs_input_grad[1:6])
+            return (None,) * (3 + len(inputs))
+        wanted = _wanted(ctx.needs_input_grad[3:8])
         found = ctx.call.backend.backward(problem, None, terms, ctx.call.view, None, wanted)
         own = dict(zip(live, found.own, strict=True))
         mine = [
@@ -187,7 +188,7 @@ class _Reduce(torch.autograd.Function):
             for i, r in enumerate(reductions)
             for j, t in enumerate(r.tensors)
         ]
-        return (None, *_cast(found, inputs[:5]), *mine)
+        return (None, None, None, *_cast(found, inputs[:5]), *mine)
 
 
 class _Lse(torch.autograd.Function):
@@ -291,7 +292,11 @@ def attend(
 
 
 def reduce(
-    backend: Backend, problem: Problem, reductions: Sequence[Reduction], view: View = WHOLE
+    backend: Backend,
+    problem: Problem,
+    reductions: Sequence[Reduction],
+    view: View = WHOLE,
+    state: State | None = None,
 ) -> list[Result]:
     """Every reduction's result, differentiable in the problem's tensors and its own."""
     own = [t for r in reductions for t in r.tensors]
@@ -299,10 +304,11 @@ def reduce(
         problem.requires_grad or any(t.requires_grad for t in own)
     ):
         with torch.no_grad(), without_autocast(problem.q.device):
-            return backend.reduce(problem, reductions, view)
+            return backend.reduce(problem, reductions, view, state)
     call = Call(backend, problem, view, tuple(reductions))
     with without_autocast(problem.q.device):
-        flat = _apply(_Reduce, call, *_inputs(problem), *own)
+        known = (None, None) if state is None else (state.m, state.l)
+        flat = _apply(_Reduce, call, *known, *_inputs(problem), *own)
     return [
         tuple(flat[s : s + r.parts]) for s, r in zip(_starts(reductions), reductions, strict=True)
     ]

@@ -83,7 +83,16 @@ class Reference(Backend):
     ) -> tuple[Tensor, Tensor, State | None]:
         return forward_pass(problem, [dense(problem)], v, dropout)
 
-    def reduce(self, problem: Problem, reductions: Sequence[Reduction], view: View) -> list[Result]:
+    def finds_state(self, reductions: Sequence[Reduction], view: View) -> bool:
+        return False
+
+    def reduce(
+        self,
+        problem: Problem,
+        reductions: Sequence[Reduction],
+        view: View,
+        state: State | None = None,
+    ) -> list[Result]:
         return reduce_pass(problem, [dense(problem)], reductions, view)
 
     def backward(

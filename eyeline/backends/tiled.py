@@ -54,7 +54,16 @@ class Tiled(Backend):
                 return out, lse, None
         return forward_pass(problem, self._strips(problem), v, dropout)
 
-    def reduce(self, problem: Problem, reductions: Sequence[Reduction], view: View) -> list[Result]:
+    def finds_state(self, reductions: Sequence[Reduction], view: View) -> bool:
+        return False
+
+    def reduce(
+        self,
+        problem: Problem,
+        reductions: Sequence[Reduction],
+        view: View,
+        state: State | None = None,
+    ) -> list[Result]:
         whole = view.mean_heads or any(r.whole for r in reductions)
         keep = any(r.reads_scores for r in reductions)
         return reduce_pass(

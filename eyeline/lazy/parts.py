@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,13 +47,24 @@ class Body:
     def reduce(self, reductions: Sequence[Reduction]) -> list[Result]:
         """Reductions in one pass, in the caller's leading shape and the statistics dtype."""
         self.problem.check_fresh()
-        results = gradients.reduce(self.backend, self.problem, reductions, self.view)
+        results = self._reduced(reductions)
         return [
             result
             if reduction.join == "total"
             else tuple(t.reshape(*self.lead, *t.shape[2:]) for t in result)
             for reduction, result in zip(reductions, results, strict=True)
         ]
+
+    def _reduced(self, reductions: Sequence[Reduction]) -> list[Result]:
+        """The results as the backend makes them; a state that falls out is kept."""
+        state = self.state if self.state is not None and self.state.own else None
+        if state is not None or not self.backend.finds_state(reductions, self.view):
+            return gradients.reduce(self.backend, self.problem, reductions, self.view, state)
+        *results, (m, total) = gradients.reduce(
+            self.backend, self.problem, [*reductions, RowState()], self.view
+        )
+        self.state = State(m.detach(), total.detach())
+        return results
 
     def reduce_one(self, reduction: Reduction) -> Result:
         """One reduction, alone."""
@@ -94,17 +105,20 @@ def choose_lead(body: Body, lead: tuple[Any, ...]) -> Body:
     def pick(t: Tensor) -> Tensor:
         return t.flatten(0, 1)[flat].reshape(chosen.N, chosen.Hq, chosen.Tq)
 
-    state = None if body.state is None else State(pick(body.state.m), pick(body.state.l))
+    state = None if body.state is None else _state(body.state, pick)
     lse = None if body.lse is None else pick(body.lse)
     return replace(body, problem=chosen, axes=axes, state=state, lse=lse)
+
+
+def _state(state: State, pick: Callable[[Tensor], Tensor]) -> State:
+    """The state of some rows."""
+    return replace(state, m=pick(state.m), l=pick(state.l))
 
 
 def choose_slices(body: Body, rows: slice, cols: slice) -> Body:
     """Some rows (a smaller problem) and some columns (a view: rows stay normalised over all)."""
     if rows != ALL:
-        state = None
-        if body.state is not None:
-            state = State(body.state.m[:, :, rows], body.state.l[:, :, rows])
+        state = None if body.state is None else _state(body.state, lambda t: t[:, :, rows])
         lse = None if body.lse is None else body.lse[:, :, rows]
         body = replace(body, problem=body.problem.rows(rows), state=state, lse=lse)
     if cols != ALL:

@@ -90,7 +90,7 @@ class Recording(Seen):
         except EyelineError as error:
             self._file.damaged(f"{stored.call.name!r:.40} has no weights: {error}")
         weights._body.lse = stored.rows["lse"]
-        weights._body.state = State(stored.rows["m"], stored.rows["l"])
+        weights._body.state = State(stored.rows["m"], stored.rows["l"], own=False)
         return weights
 
     def _checked(self, index: int) -> Stored:

@@ -3,6 +3,9 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -33,6 +36,19 @@ inline F splat(float x) { return x - F{}; }
 // Where one is NaN the second is taken: max(x, largest) skips NaN, max(limit, x) keeps it.
 inline F max(F a, F b) { return a > b ? a : b; }
 inline F min(F a, F b) { return a < b ? a : b; }
+
+// Bit j says whether lane j is true.
+inline uint32_t lanes(I truth) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)truth);
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)truth));
+#else
+  uint32_t made = 0;
+  for (int j = 0; j < W; ++j) made |= truth[j] ? 1u << j : 0u;
+  return made;
+#endif
+}
 
 // Lane j of the result is lane index[j] of a and b side by side.
 inline F shuffle(F a, F b, I index) {

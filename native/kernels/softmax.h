@@ -57,16 +57,20 @@ struct Softmax {
   }
 
   // m and l in natural units. What m loses when it is rounded l makes up for, so that weights keep
-  // their accuracy at scores of thousands.
+  // their accuracy at scores of thousands; not beyond `most`, where that is more than l can hold.
+  static constexpr float most = 1e9f;
+
+  static bool kept(float m) { return m == -infinity || (-most < m && m < most); }
+
   void write(float* to_m, float* to_l) const {
     *to_m = static_cast<float>(m * ln2);
-    *to_l = finite(m) ? static_cast<float>(l * __builtin_exp2(m - *to_m / ln2)) : l;
+    *to_l = kept(*to_m) && finite(m) ? static_cast<float>(l * __builtin_exp2(m - *to_m / ln2)) : l;
   }
 
   void read(float from_m, float from_l) {
     const double exact = from_m / ln2;
     m = static_cast<float>(exact);
-    l = finite(m) ? static_cast<float>(from_l * __builtin_exp2(exact - m)) : from_l;
+    l = kept(from_m) && finite(m) ? static_cast<float>(from_l * __builtin_exp2(exact - m)) : from_l;
   }
 
   float lse() const {

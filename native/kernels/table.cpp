@@ -6,6 +6,7 @@
 #include "backward.h"
 #include "forward.h"
 #include "peak.h"
+#include "reduce.h"
 
 #define EYELINE_JOIN(a, b) a##b
 #define EYELINE_SYMBOL(name) EYELINE_JOIN(eyeline_table_, name)
@@ -18,5 +19,6 @@ const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE) = {
     EYELINE_TEXT(EYELINE_TABLE),
     PART_ROWS, Forward::bytes, forward, join,
     BLOCK, Backward::bytes, backward,
+    Reduce::bytes, reduce,
     multiply_adds, read_floats};
 }

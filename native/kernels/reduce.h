@@ -1,0 +1,349 @@
+// Questions about the weights, answered while they go by. A row's state (m, l) is known or found
+// first; then its weights 2^(s - m) / l come block by block, each already what it is in the end.
+#pragma once
+#include "direct.h"
+#include "scores.h"
+#include "top.h"
+
+namespace {
+
+using eyeline::Ask;
+using eyeline::Chunk;
+using eyeline::Question;
+using eyeline::Questions;
+using eyeline::Watch;
+
+// What adds up along a row.
+struct Along {
+  float weights = 0.0f;   // Σ 2^x, x = s - m
+  float surprise = 0.0f;  // Σ 2^x · x
+  float top = -infinity;  // the largest of what a line of scores holds
+  int64_t key = -1;
+};
+
+struct Reduce {
+  const Problem& p;
+  const Questions& asked;
+  Chunk chunk;
+  Scores scores;
+  Softmax* state;  // [strips · R]
+  Along* along;    // [strips · R]
+  float* sums;     // [KEYS] of one column question
+  bool searched;   // whether scores themselves are looked at
+  bool weighed;    // whether weights are, or their state is all
+  bool known;      // whether the part's state is
+
+  static int64_t bytes(const Problem& p) {
+    return Scores::bytes(p) + KEYS * 4 + 4 * 64 +
+           Scores::most_rows(p) * static_cast<int64_t>(sizeof(Softmax) + sizeof(Along));
+  }
+
+  Reduce(const Problem& p, const Questions& asked, const Chunk& chunk, char* memory)
+      : p(p), asked(asked), chunk(chunk), scores(p, memory) {
+    state = Scores::take<Softmax>(memory, Scores::most_rows(p));
+    along = Scores::take<Along>(memory, Scores::most_rows(p));
+    sums = Scores::take<float>(memory, KEYS);
+    searched = weighed = known = false;
+    for (const Question& question : asked) {
+      searched |= question.ask == Ask::largest || question.ask == Ask::top;
+      weighed |= question.ask != Ask::state && question.ask != Ask::lse;
+    }
+  }
+
+  int64_t head_of(const Row& row) const { return chunk.n * p.Hq + row.h; }
+  int64_t number_of(const Row& row) const { return head_of(row) * p.Tq + row.i; }
+
+  // [count, padded] of this chunk and a query head, or [key cells].
+  float* partial(const Question& question, int64_t head) const {
+    const int64_t width = question.by_key() ? question.count * asked.padded : question.key_cells;
+    return question.partial + (chunk.number * p.N * p.Hq + head) * width;
+  }
+
+  void clear() {
+    for (const Question& question : asked) {
+      const bool pool = question.ask == Ask::pool;
+      if (!question.by_key() && !pool) continue;
+      const int64_t width = pool ? question.key_cells : question.count * asked.padded;
+      for (int64_t h = chunk.head * p.group(); h < (chunk.head + 1) * p.group(); ++h)
+        std::memset(partial(question, chunk.n * p.Hq + h), 0, static_cast<size_t>(width * 4));
+    }
+  }
+
+  // Whether the state of a part's rows is known. Of few rows another pass may have summed up scores
+  // in another order (direct.h), and their state costs little.
+  bool is_known() const {
+    if (!asked.m || p.Tq * p.group() <= DIRECT_ROWS) return false;
+    for (int64_t i = 0; i < scores.part.stop - scores.part.start; ++i)
+      if (!Softmax::kept(asked.m[number_of(scores.row[i])])) return false;
+    return true;
+  }
+
+  template <class T>
+  bool find_state(const Watch& watch) {
+    const int64_t rows = scores.part.stop - scores.part.start;
+    known = is_known();
+    for (int64_t i = 0; i < rows; ++i) {
+      along[i] = {};
+      state[i].start(p, chunk.n, scores.row[i]);
+    }
+    const auto add = [&](int strip, int held, int64_t) {
+      const int lo = scores.low(strip), hi = scores.high(strip);
+      for (int r = 0; r < scores.rows_of(strip); ++r) {
+        float* line = scores.line(held, r);
+        const float top = Softmax::largest_of(line, lo, hi, scores.factor);
+        state[strip * R + r].add(line, lo, hi, scores.factor, top);
+      }
+    };
+    if (!known && !scores.each<T>(watch, add)) return false;
+    for (int64_t i = 0; i < rows; ++i) settle(scores.row[i], state[i]);
+    return true;
+  }
+
+  // The state as it is handed over, so that it makes no difference who has found it.
+  void settle(const Row& row, Softmax& state) {
+    const int64_t number = number_of(row);
+    float m = 0.0f, l = 0.0f;
+    if (known)
+      m = asked.m[number], l = asked.l[number];
+    else
+      state.write(&m, &l);
+    for (const Question& question : asked)
+      if (question.ask == Ask::state) question.values[number] = m, question.more[number] = l;
+    if (Softmax::kept(m)) state.read(m, l);
+  }
+
+  void search(const Row& row, int64_t first, int lo, int hi, const float* line, Along& found) {
+    const float top = Softmax::largest_of(line, lo, hi, 1.0f);
+    if (top > found.top) {
+      found.top = top;
+      for (int j = lo; j < hi; ++j)
+        if (line[j] == top) {
+          found.key = first + j;
+          break;
+        }
+    }
+    for (const Question& question : asked) {
+      if (question.ask != Ask::top) continue;
+      const int64_t at = number_of(row) * question.count;
+      Top best{question.count, question.values + at, question.keys + at};
+      best.add(line, lo, hi, first, top);
+      if (!best.full())
+        for (int j = lo; j < hi; ++j)
+          if (line[j] == -infinity && first + j < p.Tk && sees(p, chunk.n, row, first + j))
+            best.fill(-infinity, first + j);
+    }
+  }
+
+  // Logits become weights.
+  static void weigh(const Softmax& state, float factor, int lo, int hi, float* line, Along& found) {
+    constexpr float nothing = -200.0f;  // 2^x is 0 there; in place of -inf, which would make NaN
+    const float shift = state.m == -infinity ? 0.0f : state.m;
+    const float share = state.l == 0.0f ? 0.0f : 1.0f / state.l;
+    F weights{}, surprise{};
+    for (int j = lo; j < hi; j += W) {
+      const F x = load(line + j) * factor - shift, w = exp2(x);
+      weights += w;
+      surprise += w * max(splat(nothing), x);
+      store(line + j, w * share);
+    }
+    found.weights += sum(weights);
+    found.surprise += sum(surprise);
+  }
+
+  // A row with a NaN or +inf among its scores: every weight that it sees is NaN.
+  void weigh_nan(const Row& row, int64_t first, int lo, int hi, float* line, Along& found) {
+    found.weights = __builtin_nanf("");
+    for (int j = lo; j < hi; ++j) {
+      if (line[j] != line[j] && found.top == found.top) {
+        found.top = line[j];
+        found.key = first + j;
+      }
+      const bool visible = first + j < p.Tk && sees(p, chunk.n, row, first + j);
+      line[j] = visible ? found.weights : 0.0f;
+    }
+  }
+
+  // sums [lo, hi) = Σ weights · y over the rows of a strip that begin with r and are `step` apart.
+  template <class Y>
+  void add_rows(int held, int r, int stop, int step, int lo, int hi, const Y& y) {
+    float factor[R];
+    for (int i = r; i < stop; i += step) factor[i] = y(i);
+    for (int j = lo; j < hi; j += W) {
+      F total{};
+      for (int i = r; i < stop; i += step) total += load(scores.line(held, i) + j) * factor[i];
+      store(sums + j, total);
+    }
+  }
+
+  void add_columns(const Question& question, int strip, int held, int64_t first) {
+    const int lo = scores.low(strip), hi = scores.high(strip), rows = scores.rows_of(strip);
+    const int group = static_cast<int>(p.group());
+    const Row* row = scores.row + strip * R;
+    for (int r = 0; r < rows && r < group; ++r)
+      for (int64_t f = 0; f < question.count; ++f) {
+        add_rows(held, r, rows, group, lo, hi, [&](int i) {
+          return *question.factor.at<const float>(chunk.n, row[i].h, row[i].i, f);
+        });
+        float* to = partial(question, head_of(row[r])) + f * asked.padded + first;
+        for (int j = lo; j < hi; j += W)
+          store(to + j, load(to + j) + load(sums + j));
+      }
+  }
+
+  void add_seen(const Question& question, int strip, int64_t first) {
+    const Span sp = scores.span[strip];
+    for (int r = 0; r < scores.rows_of(strip); ++r) {
+      const Row row = scores.row[strip * R + r];
+      float* to = partial(question, head_of(row)) + first;
+      for (int j = sp.lo; j < sp.hi; ++j)
+        to[j] += (sp.sight == Sight::all && !p.bias && !p.relative) ||
+                 sees(p, chunk.n, row, first + j);
+    }
+  }
+
+  void add_cells(const Question& question, int strip, int held, int64_t first) {
+    const int rows = scores.rows_of(strip), group = static_cast<int>(p.group());
+    const Row* row = scores.row + strip * R;
+    const int64_t begin = question.row_edges[0], end = question.row_edges[question.row_cells];
+    for (int head = 0; head < rows && head < group; ++head)
+      for (int r = head, stop; r < rows; r = stop) {
+        const int64_t i = row[r].i;
+        stop = r + group;
+        if (i < begin || i >= end) continue;
+        const int64_t cell = eyeline::cell_of(question.row_edges, question.row_cells, i);
+        while (stop < rows && row[stop].i < question.row_edges[cell + 1]) stop += group;
+        add_rows(held, r, stop < rows ? stop : rows, group, scores.low(strip), scores.high(strip),
+                 [](int) { return 1.0f; });
+        add_line(question, cell, head_of(row[r]), scores.span[strip], first);
+      }
+  }
+
+  // sums [lo, hi) to the cells of one row of cells.
+  void add_line(const Question& question, int64_t cell, int64_t head, const Span& sp,
+                int64_t first) {
+    const int64_t cells = question.key_cells, *edges = question.key_edges;
+    const bool shared = question.row_edges[cell] <= larger(chunk.start, question.row_edges[0]);
+    float* to = shared ? partial(question, head)
+                       : question.values + (head * question.row_cells + cell) * cells;
+    const int64_t lo = larger(first + sp.lo, edges[0]), hi = smaller(first + sp.hi, edges[cells]);
+    if (lo >= hi) return;
+    for (int64_t c = eyeline::cell_of(edges, cells, lo); c < cells && edges[c] < hi; ++c) {
+      int64_t j = larger(edges[c], lo) - first;
+      const int64_t stop = smaller(edges[c + 1], hi) - first;
+      F total{};
+      for (; j + W <= stop; j += W) total += load(sums + j);
+      float rest = sum(total);
+      for (; j < stop; ++j) rest += sums[j];
+      to[c] += rest;
+    }
+  }
+
+  void pick_diagonal(const Question& question, int strip, int held, int64_t first) {
+    const Span sp = scores.span[strip];
+    for (int r = 0; r < scores.rows_of(strip); ++r) {
+      const Row row = scores.row[strip * R + r];
+      const int64_t j = p.position(row.i) + question.offset - first;
+      if (j >= sp.lo && j < sp.hi) question.values[number_of(row)] = scores.line(held, r)[j];
+    }
+  }
+
+  void answer(int strip, int held, int64_t first) {
+    const int lo = scores.low(strip), hi = scores.high(strip);
+    for (int r = 0; r < scores.rows_of(strip); ++r) {
+      const int at = strip * R + r;
+      float* line = scores.line(held, r);
+      if (searched) search(scores.row[at], first, lo, hi, line, along[at]);
+      if (state[at].l != state[at].l)
+        weigh_nan(scores.row[at], first, lo, hi, line, along[at]);
+      else
+        weigh(state[at], scores.factor, lo, hi, line, along[at]);
+    }
+    for (const Question& question : asked) {
+      if (question.ask == Ask::columns) add_columns(question, strip, held, first);
+      if (question.ask == Ask::seen) add_seen(question, strip, first);
+      if (question.ask == Ask::pool) add_cells(question, strip, held, first);
+      if (question.ask == Ask::diagonal) pick_diagonal(question, strip, held, first);
+    }
+  }
+
+  // Σ -w log w over the keys; a sink has its share of l and no part in the sum.
+  static float entropy(const Softmax& state, const Along& found) {
+    if (state.l == 0.0f) return 0.0f;
+    const double logarithm = __builtin_log(static_cast<double>(state.l));
+    const double nats = (logarithm * found.weights - ln2 * found.surprise) / state.l;
+    return nats < 0.0 ? 0.0f : static_cast<float>(nats);
+  }
+
+  void start_top(const Question& question, const Row& row) {
+    const int64_t at = number_of(row) * question.count;
+    for (int64_t a = at; a < at + question.count; ++a) {
+      question.values[a] = -infinity;
+      question.keys[a] = -1;
+    }
+  }
+
+  // Scores become weights. A row of NaN names the first keys that it sees.
+  void finish_top(const Question& question, const Row& row, const Softmax& state) {
+    float* value = question.values + number_of(row) * question.count;
+    int64_t* key = question.keys + number_of(row) * question.count;
+    if (state.l != state.l) {
+      start_top(question, row);
+      Top best{question.count, value, key};
+      for (int64_t j = 0; j < p.Tk && !best.full(); ++j)
+        if (sees(p, chunk.n, row, j)) best.fill(state.l, j);
+    }
+    for (int64_t a = 0; a < question.count; ++a) {
+      float w = value[a];
+      Along unused;
+      alignas(64) float line[W];
+      store(line, splat(w));
+      if (state.l == state.l) weigh(state, scores.factor, 0, W, line, unused);
+      value[a] = key[a] < 0 ? 0.0f : line[0];
+    }
+  }
+
+  void finish_row(const Question& question, const Row& row, const Softmax& state,
+                  const Along& found) {
+    const int64_t number = number_of(row);
+    switch (question.ask) {
+      case Ask::lse: question.values[number] = state.lse(); return;
+      case Ask::entropy: question.values[number] = entropy(state, found); return;
+      case Ask::largest:
+        question.values[number] = static_cast<float>(found.top * scores.unit);
+        question.keys[number] = found.key;
+        return;
+      case Ask::top: return finish_top(question, row, state);
+      default: return;
+    }
+  }
+
+  template <class T>
+  void run(const Watch& watch) {
+    clear();
+    const int64_t group = p.group(), stop = chunk.stop * group;
+    for (int64_t r = chunk.start * group; r < stop; r += Scores::STRIPS * R) {
+      scores.start<T>(chunk.n, chunk.head, r, smaller(r + Scores::STRIPS * R, stop));
+      const int64_t rows = scores.part.stop - r;
+      for (const Question& question : asked)
+        for (int64_t i = 0; i < rows && question.ask == Ask::top; ++i)
+          start_top(question, scores.row[i]);
+      if (!find_state<T>(watch)) return;
+      const auto answered = [&](int strip, int held, int64_t first) { answer(strip, held, first); };
+      if (weighed && !scores.each<T>(watch, answered)) return;
+      for (const Question& question : asked)
+        for (int64_t i = 0; i < rows; ++i) finish_row(question, scores.row[i], state[i], along[i]);
+    }
+  }
+};
+
+void reduce(const Problem& p, const Questions& questions, const Chunk& chunk, char* memory,
+            const Watch& watch) {
+  Reduce work(p, questions, chunk, memory);
+  switch (p.number) {
+    case eyeline::Number::float32: return work.run<Float32>(watch);
+    case eyeline::Number::bfloat16: return work.run<Bfloat16>(watch);
+    case eyeline::Number::float16: return work.run<Float16>(watch);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,151 @@
+// The scores of some rows of one key head, a block of keys at a time.
+#pragma once
+#include "pack.h"
+#include "softmax.h"
+
+namespace {
+
+using eyeline::Part;
+
+struct Scores {
+  static constexpr int GROUP = 16;   // strips whose scores are held at once
+  static constexpr int STRIPS = 128;  // strips that share packed keys
+  static constexpr int LINE = KEYS + 16;  // lines of one strip share no cache set
+
+  const Problem& p;
+  Part part;
+  int strips;
+  bool plain;    // scores need a factor > 0 and nothing else
+  float factor;  // from what `line` holds to a base-2 logit
+  double unit;   // from what `line` holds to a score
+
+  float* q;       // [strips, D, R]
+  float* k;       // [KEYS / C, D, C]
+  float* s;       // [GROUP, R, LINE]
+  Row* row;       // [strips · R]
+  Span* span;     // [strips]
+  uint8_t* seen;  // [R, KEYS] of one strip
+
+  static int64_t most_rows(const Problem& p) {
+    return smaller(STRIPS * R, round_up(p.Tq * p.group(), R));
+  }
+
+  static int64_t bytes(const Problem& p) {
+    const int64_t rows = most_rows(p), held = smaller(rows, GROUP * R);
+    return (rows * p.D + KEYS * p.D + held * LINE) * 4 + R * KEYS + 6 * 64 +
+           rows * static_cast<int64_t>(sizeof(Row)) + rows / R * static_cast<int64_t>(sizeof(Span));
+  }
+
+  Scores(const Problem& p, char*& memory) : p(p), part(), strips(0) {
+    plain = p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
+    factor = plain ? p.scale * log2e : 1.0f;
+    unit = plain ? p.scale : ln2;
+    const int64_t rows = most_rows(p);
+    q = take<float>(memory, rows * p.D);
+    k = take<float>(memory, KEYS * p.D);
+    s = take<float>(memory, smaller(rows, GROUP * R) * LINE);
+    row = take<Row>(memory, rows);
+    span = take<Span>(memory, rows / R);
+    seen = take<uint8_t>(memory, R * KEYS);
+  }
+
+  template <class T>
+  static T* take(char*& memory, int64_t count) {
+    T* here = reinterpret_cast<T*>(memory);
+    memory += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
+    return here;
+  }
+
+  int rows_of(int strip) const {
+    return static_cast<int>(smaller(part.stop - part.start - strip * R, R));
+  }
+
+  float* line(int held, int r) const { return s + (held * R + r) * LINE; }
+
+  template <class T>
+  void start(int64_t n, int64_t head, int64_t first, int64_t stop) {
+    part.n = n, part.head = head, part.start = first, part.stop = stop;
+    strips = static_cast<int>((part.stop - part.start + R - 1) / R);
+    const int64_t group = p.group();
+    for (int64_t r = part.start; r < part.stop; ++r)
+      row[r - part.start] = {part.head * group + r % group, r / group};
+    for (int i = 0; i < strips; ++i)
+      pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * p.D);
+  }
+
+  // Packs the keys that some strip sees of a block. False where none sees any.
+  template <class T>
+  bool pack(int64_t first, int width) {
+    int low = width, high = 0;
+    for (int i = 0; i < strips; ++i) {
+      span[i] = look(p.visible, part.n, row + i * R, rows_of(i), first, width, seen);
+      if (span[i].sight == Sight::none) continue;
+      low = span[i].lo < low ? span[i].lo : low;
+      high = span[i].hi > high ? span[i].hi : high;
+    }
+    for (int c = low / C; c * C < high; ++c) {
+      const int count = static_cast<int>(smaller(width - c * C, C));
+      pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * p.D);
+    }
+    return low < high;
+  }
+
+  // q·k of the strips from..to.
+  void multiply(int from, int to) {
+    for (int c = 0; c < KEYS / C; ++c)
+      for (int i = from; i < to; ++i) {
+        if (span[i].sight == Sight::none || c * C >= span[i].hi || (c + 1) * C <= span[i].lo)
+          continue;
+        F sums[R][2] = {};
+        add_product<R, 1, R>(p.D, q + i * R * p.D, k + c * C * p.D, sums);
+        for (int r = 0; r < R; ++r) {
+          store(line(i - from, r) + c * C, sums[r][0]);
+          store(line(i - from, r) + c * C + W, sums[r][1]);
+        }
+      }
+  }
+
+  // The columns of a strip in whole tiles.
+  int low(int strip) const { return span[strip].lo / C * C; }
+  int high(int strip) const { return static_cast<int>(round_up(span[strip].hi, C)); }
+
+  // q·k of a strip become logits up to `factor`, -inf where hidden and where no key is.
+  void finish(int strip, int held, int64_t first, int width) {
+    const Span sp = span[strip];
+    const int lo = low(strip), hi = high(strip), rows = rows_of(strip);
+    const Row* here = row + strip * R;
+    if (sp.sight == Sight::some) look(p.visible, part.n, here, rows, first, width, seen);
+    for (int r = 0; r < rows; ++r) {
+      float* scores = line(held, r);
+      if (!plain) finish_scores(p, part.n, here[r], first, width, lo, hi, scores);
+      if (sp.sight == Sight::some) {
+        hide(scores, seen + r * KEYS, lo, hi);
+      } else {
+        for (int j = lo; j < sp.lo; ++j) scores[j] = -infinity;
+        for (int j = sp.hi; j < hi; ++j) scores[j] = -infinity;
+      }
+    }
+  }
+
+  // Calls `f(strip, held, first)` with each strip's scores of each block; false if stopped.
+  template <class T, class Call>
+  bool each(const eyeline::Watch& watch, const Call& f) {
+    for (int64_t first = 0; first < p.Tk; first += KEYS) {
+      if (watch.stop()) return false;
+      const int width = static_cast<int>(smaller(p.Tk - first, KEYS));
+      if (!pack<T>(first, width)) continue;
+      for (int from = 0; from < strips; from += GROUP) {
+        const int to = from + GROUP < strips ? from + GROUP : strips;
+        multiply(from, to);
+        for (int i = from; i < to; ++i) {
+          if (span[i].sight == Sight::none) continue;
+          finish(i, i - from, first, width);
+          f(i, i - from, first);
+        }
+      }
+    }
+    return true;
+  }
+};
+
+}  // namespace
