@@ -29,13 +29,15 @@ def test_owed(obligation: Obligation, backend: str, path: str) -> None:
 
 # What the native kernels compute themselves is tested always, on the table that runs here by
 # itself; the rest is `tiled`'s, which every table passes among the slow tests.
-NATIVE_FORWARD = [
-    o for o in OWED if o.check.__module__ in {"tests.owed.values", "tests.owed.edges"}
+BY_KERNELS = [
+    o
+    for o in OWED
+    if o.check.__module__ in {"tests.owed.values", "tests.owed.edges", "tests.owed.questions"}
 ]
 
 
 @pytest.mark.parametrize("backend", [cpu.name for cpu in TABLES[:1]])
-@pytest.mark.parametrize("obligation", NATIVE_FORWARD, ids=str)
+@pytest.mark.parametrize("obligation", BY_KERNELS, ids=str)
 def test_owed_by_kernels(obligation: Obligation, backend: str) -> None:
     obligation(backend)
 

@@ -113,7 +113,8 @@ struct Reduce {
   }
 
   void search(const Row& row, int64_t first, int lo, int hi, const float* line, Along& found) {
-    const float top = Softmax::largest_of(line, lo, hi, 1.0f);
+    const F high = largest_lanes(line, lo, hi);
+    const float top = largest(high);
     if (top > found.top) {
       found.top = top;
       for (int j = lo; j < hi; ++j)
@@ -126,7 +127,7 @@ struct Reduce {
       if (question.ask != Ask::top) continue;
       const int64_t at = number_of(row) * question.count;
       Top best{question.count, question.values + at, question.keys + at};
-      best.add(line, lo, hi, first, top);
+      best.add(line, lo, hi, first, high);
       if (!best.full())
         for (int j = lo; j < hi; ++j)
           if (line[j] == -infinity && first + j < p.Tk && sees(p, chunk.n, row, first + j))

@@ -1,8 +1,29 @@
 // The largest scores of a row, kept in the order of their size.
 #pragma once
-#include "simd.h"
+#include "product.h"
 
 namespace {
+
+// The largest of s[lo..hi) lane by lane; lo and hi are multiples of C. Two at a time, for one
+// maximum waits for the one before.
+inline F largest_lanes(const float* s, int lo, int hi) {
+  F even = splat(-infinity), odd = even;
+  for (int j = lo; j < hi; j += C) {
+    even = max(load(s + j), even);
+    odd = max(load(s + j + W), odd);
+  }
+  return max(even, odd);
+}
+
+// The n-th largest lane, -inf beyond the last: at least n numbers are as large.
+inline float nth_largest(F lanes, int64_t n) {
+  if (n > W) return -infinity;
+  for (; n > 1; --n) {
+    const I top = lanes == largest(lanes);
+    lanes = top ? splat(-infinity) : lanes;
+  }
+  return largest(lanes);
+}
 
 // Unfilled places have the key -1 and stand last.
 struct Top {
@@ -32,17 +53,20 @@ struct Top {
     key[at] = j;
   }
 
-  // Scores lo <= j < hi of a block, `largest` the largest of them.
-  void add(const float* s, int lo, int hi, int64_t first, float largest) {
+  // Scores lo <= j < hi of a block, `high` the largest of them lane by lane.
+  void add(const float* s, int lo, int hi, int64_t first, F high) {
     float least = score[count - 1];
-    if (!(largest > least)) return;
-    for (int j = lo; j < hi; j += W)
-      for (uint32_t left = lanes(load(s + j) > least); left; left &= left - 1) {
+    if (!(largest(high) > least)) return;
+    const F bar = splat(full() ? -infinity : nth_largest(high, count));
+    for (int j = lo; j < hi; j += W) {
+      const F x = load(s + j);
+      for (uint32_t left = lanes((x > least) & (x >= bar)); left; left &= left - 1) {
         const int at = j + __builtin_ctz(left);
         if (!(s[at] > least)) continue;
         insert(s[at], first + at);
         least = score[count - 1];
       }
+    }
   }
 };
 
