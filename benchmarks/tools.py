@@ -8,7 +8,9 @@ Each measurement is a process of its own, which loads the model, runs a short te
 libraries set up is not counted, and then measures: the time, the peak of resident memory above
 what the process held before, and what it still holds when the answer is there. Rounds are
 interleaved and the median is stored; what is longer than fifteen minutes or needs more than 12 GiB
-is stopped, and that is what is stored of it.
+is stopped, and that is what is stored of it. Where dense attention alone is larger than the machine
+its bytes are stored, and nothing is tried. Tools are measured where they are installed: tools.txt
+has those that the tests use, tools-more.txt others.
 """
 
 from __future__ import annotations
@@ -118,6 +120,7 @@ TITLES = {
     "attnview": "attnview, `render_html`",
 }
 PACKAGES = ("bertviz", "circuitsvis", "nnsight", "attnview")
+DENSE = ("eager", *PACKAGES)  # which hold layers x heads x tokens x tokens numbers
 
 
 # ---- one measurement, in a process of its own --------------------------------------------------
@@ -163,6 +166,17 @@ def measure(name: str, length: int, tool: str) -> dict[str, float]:
     return {"seconds": seconds, "peak_mib": peak / MIB, "kept_mib": kept / MIB}
 
 
+def attention_bytes(name: str, length: int) -> int:
+    """The float32 weights of every layer and head of a model, dense."""
+    loaded = models.load(name)
+    return int(loaded.layers * loaded.heads * length**2 * 4)
+
+
+def memory_here() -> int:
+    """The bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def in_a_process(name: str, length: int, tool: str) -> dict[str, Any]:
     """`measure` elsewhere, within the limits; else {"stopped": why}."""
 
@@ -195,19 +209,21 @@ def in_a_process(name: str, length: int, tool: str) -> dict[str, Any]:
 def rounds(name: str, length: int, tools: list[str]) -> dict[str, dict[str, Any]]:
     """Each tool's medians at one length, and its time beside the forward of the same round."""
     found: dict[str, list[dict[str, Any]]] = {tool: [] for tool in tools}
+    if (dense := attention_bytes(name, length)) > memory_here():
+        found.update({tool: [{"does_not_fit": dense}] for tool in tools if tool in DENSE})
     for number in range(ROUNDS[length]):
         for turn in range(len(tools)):
             tool = tools[(turn + number) % len(tools)]
-            if not any("stopped" in one for one in found[tool]):
+            if not any(_not_measured(one) for one in found[tool]):
                 found[tool].append(in_a_process(name, length, tool))
                 print(name, length, tool, found[tool][-1], file=sys.stderr, flush=True)
     return {tool: middle(measured) for tool, measured in found.items()}
 
 
 def middle(measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median of each figure, and the spread of the time; or why it was stopped."""
+    """The median of each figure, and the spread of the time; or why there is none."""
     for one in measured:
-        if "stopped" in one:
+        if _not_measured(one):
             return one
     seconds = [one["seconds"] for one in measured]
     return {
@@ -216,6 +232,10 @@ def middle(measured: list[dict[str, Any]]) -> dict[str, Any]:
         "slowest": round(max(seconds), 3),
         "rounds": len(measured),
     }
+
+
+def _not_measured(one: dict[str, Any]) -> bool:
+    return "stopped" in one or "does_not_fit" in one
 
 
 def here(tool: str) -> bool:
@@ -276,6 +296,10 @@ def table(results: dict[str, Any]) -> str:
             start = f"| {NAMES[row['model']]}, {row['tokens']} | {TITLES[tool]} | "
             if "stopped" in one:
                 lines.append(f"{start}stopped: {one['stopped']} | | |")
+                continue
+            if "does_not_fit" in one:
+                size = f"{one['does_not_fit'] / 2**30:.1f} GiB of weights"
+                lines.append(f"{start}does not fit: {size} | | |")
                 continue
             sizes = " | ".join(f"{one[key]:,.0f} MiB" for key in ("peak_mib", "kept_mib"))
             lines.append(f"{start}{one['seconds']:,.2f} s | {sizes} |")

@@ -37,8 +37,28 @@ def test_looking_takes_less_memory_than_dense_attention(tools):
     assert rows
     for row in rows:
         assert "stopped" not in row["watched"]
-        if "stopped" not in row["eager"]:
+        if "seconds" in row["eager"]:
             assert row["watched"]["peak_mib"] < row["eager"]["peak_mib"] / 4
+
+
+def test_what_is_larger_than_the_machine_is_counted_and_not_tried(tools, monkeypatch):
+    dense = 6 * 12 * 32**2 * 4
+    assert tools.attention_bytes("minilm", 32) == dense
+    tried = []
+
+    def process(name, length, tool):
+        tried.append(tool)
+        return {"seconds": 1.0, "peak_mib": 2.0, "kept_mib": 3.0}
+
+    monkeypatch.setattr(tools, "in_a_process", process)
+    monkeypatch.setattr(tools, "memory_here", lambda: dense - 1)
+    monkeypatch.setattr(tools, "ROUNDS", {32: 2})
+    found = tools.rounds("minilm", 32, ["watched", "eager", "bertviz"])
+    assert tried == ["watched", "watched"]
+    assert found["watched"]["rounds"] == 2
+    assert found["eager"] == found["bertviz"] == {"does_not_fit": dense}
+    page = tools.table({"rows": [{"model": "smollm2", "tokens": 8192, "tools": found}]})
+    assert "| does not fit: 0.0 GiB of weights | | |" in page
 
 
 @pytest.mark.slow
