@@ -1,4 +1,4 @@
-"""SmolLM2 at the longest text it takes: every reading of every head, and the memory above a forward.
+"""SmolLM2 at the longest text it takes: every reading of every head, and the memory it takes.
 
     python -m benchmarks.longest            every layer; minutes
     python -m benchmarks.longest 0 29       only these layers
