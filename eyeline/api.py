@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eyeline.backends import choose, gradients, ops
 from eyeline.backends.base import Backend, Dropout, State
-from eyeline.backends.reductions import View
+from eyeline.backends.gradients import WHOLE
 from eyeline.errors import ArgumentError
 from eyeline.lazy import Weights, wrap
 from eyeline.lazy.parts import Body
@@ -81,8 +81,8 @@ def attention(
             out, lse = ops.attend(ops.key_of(chosen), problem, values, drop)
         else:
             out, lse, state = gradients.attend(chosen, problem, values, drop)
-    weights = wrap(Body(problem, chosen, _axes(q), View(), lse=lse.detach(), state=state))
-    return out.reshape(*problem.lead, *out.shape[2:]), weights
+    weights = wrap(Body(problem, chosen, _axes(q), WHOLE, lse=lse.detach(), state=state))
+    return out if q.dim() == 4 else out.reshape(*problem.lead, *out.shape[2:]), weights
 
 
 scaled_dot_product_attention = attention
@@ -111,7 +111,7 @@ def weights(
     q, k = autocast(q, k)
     problem, _ = make("weights", q, k, None, mask, bias, scale, softcap, sinks)
     problem = _settled(problem)
-    return wrap(Body(problem, choose(problem, backend), _axes(q), View()))
+    return wrap(Body(problem, choose(problem, backend), _axes(q), WHOLE))
 
 
 def _axes(q: Tensor) -> tuple[str, ...]:
@@ -126,7 +126,8 @@ def _axes(q: Tensor) -> tuple[str, ...]:
 
 def _settled(problem: Problem) -> Problem:
     """Without grad mode the weights carry no gradient later either, as any tensor made there."""
-    return problem if torch.is_grad_enabled() else problem.detach()
+    settled = torch.is_grad_enabled() or not problem.requires_grad
+    return problem if settled else problem.detach()
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:

@@ -12,6 +12,9 @@ from eyeline.problem import Problem
 
 NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
+MASKS = ("starts", "stops", "keep", "q_ids", "k_ids", "dense")
+NO_MASKS = (None,) * len(MASKS)
+
 Strides = tuple[int, int, int, int, int]
 Sizes = tuple[int, int, int, int, int, int]
 Views = tuple["Strides | None", ...]
@@ -35,7 +38,8 @@ def arguments(problem: Problem) -> Arguments:
     relative, places = problem.relative, problem.picked_positions
     relative = None if relative is None else relative.to(torch.float32).contiguous()
     places = None if places is None else places.contiguous()
-    masks = {} if problem.visible is None else problem.visible.parts()
+    visible = problem.visible
+    masks = {} if visible is None else visible.parts()
     numbers = (
         NUMBERS[q.dtype],
         (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3]),
@@ -49,9 +53,7 @@ def arguments(problem: Problem) -> Arguments:
             problem.position_step,
             0 if places is None else places.data_ptr(),
         ),
-        tuple(
-            view(masks.get(name)) for name in ("starts", "stops", "keep", "q_ids", "k_ids", "dense")
-        ),
+        tuple(view(masks.get(name)) for name in MASKS) if masks else NO_MASKS,
         masks["starts"].shape[3] if "starts" in masks else 0,
     )
     return Arguments(numbers, (q, k, bias, sinks, relative, places, *masks.values()))
@@ -61,8 +63,10 @@ def view(t: Tensor | None) -> Strides | None:
     """Address and strides; a dimension of size 1 broadcasts."""
     if t is None:
         return None
-    strides = [0 if n == 1 else s for n, s in zip(t.shape, t.stride())]
-    a, b, c, d = strides + [0] * (4 - len(strides))
+    shape, strides = t.shape, t.stride()
+    if 1 in shape:
+        strides = tuple(0 if n == 1 else s for n, s in zip(shape, strides))
+    a, b, c, d = strides if len(strides) == 4 else (*strides, 0, 0, 0)[:4]
     return t.data_ptr(), a, b, c, d
 
 

@@ -53,9 +53,7 @@ class Cpu(Backend):
     ) -> tuple[Tensor, Tensor, State | None]:
         asked, v = arguments(problem), v.resolve_neg()
         out = like_query(problem.q, v.shape[-1])
-        lse, m, total = (
-            problem.q.new_empty(problem.q.shape[:3], dtype=torch.float32) for _ in range(3)
-        )
+        lse, m, total = out.new_empty((3, *out.shape[:3]), dtype=torch.float32).unbind()
         assert native.module is not None
         native.module.forward(
             self.table or native.chosen(),

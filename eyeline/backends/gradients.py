@@ -46,9 +46,10 @@ class Call:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Autocast has had its say at the door; inside, every dtype is chosen."""
-    if not torch.amp.is_autocast_available(device.type):
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(kind, enabled=False)
 
 
 def _plain(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -282,7 +283,10 @@ def attend(
     backend: Backend, problem: Problem, v: Tensor, dropout: Dropout | None
 ) -> tuple[Tensor, Tensor, State | None]:
     """``out``, and the lse and state (without a gradient of their own)."""
-    if not torch.is_grad_enabled() or not (problem.requires_grad or v.requires_grad):
+    if not torch.is_grad_enabled():
+        with without_autocast(v.device):
+            return backend.forward(problem, v, dropout)
+    if not (problem.requires_grad or v.requires_grad):
         with torch.no_grad(), without_autocast(v.device):
             return backend.forward(problem, v, dropout)
     call = Call(backend, problem, dropout=dropout)

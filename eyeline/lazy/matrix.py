@@ -228,4 +228,4 @@ def hollow(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
     Code that reads its memory gets NaN, not plausible numbers.
     """
-    return like.detach().new_full((), float("nan")).expand(shape)
+    return like.new_full((), math.nan).expand(shape)

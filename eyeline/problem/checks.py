@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from eyeline.biases import RelativeBias
 from eyeline.errors import ArgumentError, DtypeError, MaskError, ShapeError
 from eyeline.masks import Mask, from_tensor
-from eyeline.problem.data import Problem, canonical
+from eyeline.problem.data import Problem, canonical, versions_now
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -100,8 +99,11 @@ def _check_sizes(caller: str, tensors: dict[str, Tensor]) -> None:
 def _batch(caller: str, tensors: dict[str, Tensor]) -> tuple[int, ...]:
     """The common leading shape before the head (or before the tokens of rank 3)."""
     keep = 3 if tensors["q"].dim() > 3 else 2
+    shapes = [t.shape[:-keep] for t in tensors.values()]
+    if all(shape == shapes[0] for shape in shapes):
+        return tuple(shapes[0])
     try:
-        return tuple(torch.broadcast_shapes(*(t.shape[: t.dim() - keep] for t in tensors.values())))
+        return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:
         raise ShapeError(
             f"{caller}() needs leading dimensions that agree.\n{side_by_side(**tensors)}"
@@ -220,20 +222,22 @@ def make(
         relative = vector.unsqueeze(0)
     elif bias is not None:
         dense = _as_bias(bias, caller, shape, flat_q)
+    rule = _as_rule(mask, caller)
+    sinks = None if sinks is None else _as_sinks(sinks, caller, lead, flat_q)
     problem = Problem(
         q=flat_q,
         k=flat_k,
         scale=(size**-0.5 if size else 1.0) if scale is None else _number(caller, "scale", scale),
         lead=lead,
-        rule=_as_rule(mask, caller),
+        rule=rule,
         softcap=softcap,
         bias=dense,
         relative=relative,
         relative_origin=origin,
-        sinks=None if sinks is None else _as_sinks(sinks, caller, lead, flat_q),
+        sinks=sinks,
         first_position=k.shape[-2] - q.shape[-2],
+        versions=versions_now((flat_q, flat_k, dense, relative, sinks), rule),
     )
     if not torch.compiler.is_compiling():
         problem.visible  # noqa: B018  lowering now is what raises the mask's own errors at the door
-    problem = replace(problem, versions=problem.versions_now())
     return problem, None if v is None else _flatten(v, batch)

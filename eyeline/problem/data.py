@@ -8,6 +8,7 @@ N = B and H = 1).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -103,8 +104,13 @@ class Problem:
     @property
     def tensors(self) -> dict[str, Tensor | None]:
         """The tensors that carry gradients."""
-        names = ("q", "k", "bias", "relative", "sinks")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "q": self.q,
+            "k": self.k,
+            "bias": self.bias,
+            "relative": self.relative,
+            "sinks": self.sinks,
+        }
 
     @property
     def requires_grad(self) -> bool:
@@ -139,12 +145,7 @@ class Problem:
 
     def versions_now(self) -> tuple[int, ...]:
         """torch's counts of in-place changes; () where it keeps none (compiling, inference)."""
-        if torch.compiler.is_compiling():
-            return ()
-        tensors = [t for t in self.tensors.values() if t is not None]
-        if self.rule is not None:
-            tensors += self.rule.spec()[1]
-        return () if any(t.is_inference() for t in tensors) else tuple(t._version for t in tensors)
+        return versions_now(self.tensors.values(), self.rule)
 
     def check_mask_fresh(self) -> None:
         """Raise StaleError if a mask's tensor was changed in place before the gradient."""
@@ -251,6 +252,19 @@ class Problem:
         keys = torch.arange(self.Tk, device=self.q.device)[cols]
         index = keys[None, :] - positions[:, None] + self.relative_origin
         return self.relative[:, :, index]
+
+
+def versions_now(tensors: Iterable[Tensor | None], rule: Mask | None) -> tuple[int, ...]:
+    """torch's counts of in-place changes of these and of the rule's tensors.
+
+    () where torch keeps none: compiling, and in inference mode.
+    """
+    if torch.compiler.is_compiling():
+        return ()
+    kept = [t for t in tensors if t is not None]
+    if rule is not None:
+        kept += rule.spec()[1]
+    return () if any(t.is_inference() for t in kept) else tuple(t._version for t in kept)
 
 
 def _pick_dim(t: Tensor, dim: int, index: slice | Tensor) -> Tensor:
