@@ -141,7 +141,7 @@ def plot(results: dict[str, Any], lang: str) -> str:
             for axes, line in ((times, list(zip(lengths, medians))), (memory, known)):
                 if line and (reason := ended(results, way, line[-1][0])):
                     axes.annotate(
-                        LEFT_OUT[lang][reason],
+                        LEFT_OUT[lang].get(reason, ""),
                         line[-1],
                         (5, 3),
                         textcoords="offset points",

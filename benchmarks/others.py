@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -38,16 +38,24 @@ def flex(length: int, rule: Callable[..., Tensor] | None) -> Attention:
     attend, masked = _compiled()
     blocks = None
     if rule is not None:
-        blocks = masked(rule, None, None, length, length, device="cpu")
+        with _compiling():
+            blocks = masked(rule, None, None, length, length, device="cpu")
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        try:
+        with _compiling():
             found: Tensor = attend(q, k, v, block_mask=blocks)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise NotHere(f"FlexAttention cannot be compiled: {type(error).__name__}") from error
         return found
 
     return call
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """What cannot be compiled is not here."""
+    try:
+        yield
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise NotHere(f"FlexAttention cannot be compiled: {type(error).__name__}") from error
 
 
 def keops() -> Attention:

@@ -30,15 +30,15 @@ struct Cut {
         rows(problem.Tq * problem.group()),
         keys(problem.Tk) {
     // Long parts share packed keys among many rows; several parts per thread keep all busy.
-    constexpr int64_t parts_per_thread = 4, fewest_rows = 48;
+    constexpr int64_t parts_per_thread = 4;
     each = table.part_rows;
-    while (each > fewest_rows && threads > 1 &&
+    while (each > FEW_ROWS && threads > 1 &&
            heads * ((rows + each - 1) / each) < parts_per_thread * threads)
       each /= 2;
     parts = (rows + each - 1) / each;
     // Few rows of few heads: keys are shared out, by the problem's sizes alone.
     constexpr int64_t enough = 64, fewest_keys = 2048;
-    if (rows > fewest_rows || 2 * heads > enough || keys < 2 * fewest_keys) return;
+    if (rows > FEW_ROWS || 2 * heads > enough || keys < 2 * fewest_keys) return;
     const int64_t most = enough / heads < keys / fewest_keys ? enough / heads : keys / fewest_keys;
     keys = (keys / most + fewest_keys - 1) / fewest_keys * fewest_keys;
     splits = (problem.Tk + keys - 1) / keys;

@@ -35,6 +35,9 @@ struct Visible {
   bool everything() const { return !starts && !keep && !q_ids && !dense; }
 };
 
+// Rows of a key head that are few: a pass may share out their keys, and add up the parts.
+constexpr int64_t FEW_ROWS = 48;
+
 struct Dropout {
   bool here = false;
   uint64_t seed = 0;

@@ -1,6 +1,7 @@
 #include "reduce.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -93,6 +94,7 @@ bool reduce(const Table& table, const Problem& problem, Questions& questions, in
   for (const Question& question : questions) size += partial_size(cut, question);
   const std::unique_ptr<float[]> partial(new (std::nothrow) float[std::max<int64_t>(size, 1)]);
   if (!partial) return false;
+  if (poisoned()) std::memset(partial.get(), 0xff, static_cast<size_t>(size) * sizeof(float));
   float* next = partial.get();
   for (Question& question : questions) {
     question.partial = next;

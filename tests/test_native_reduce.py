@@ -86,9 +86,9 @@ def test_every_reading_is_the_definitions(cpu, kind):
 
 
 @every_table
-@pytest.mark.parametrize("rows", [5, 700])
-def test_with_and_without_a_forward_the_same_bits(cpu, rows):
-    q, k, v = inputs(rows, 900, Hq=2, Hk=1, D=33)
+@pytest.mark.parametrize(("rows", "keys"), [(5, 900), (700, 900), (24, 8192)])
+def test_with_and_without_a_forward_the_same_bits(cpu, rows, keys):
+    q, k, v = inputs(rows, keys, Hq=2, Hk=1, D=33)
     _, after = eyeline.attention(q, k, v, eyeline.causal(), backend=cpu)
     alone = eyeline.weights(q, k, eyeline.causal(), backend=cpu)
     first = eyeline.read(alone, *NATIVE)

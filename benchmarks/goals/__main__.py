@@ -57,6 +57,7 @@ def named(goal: Goal, words: list[str]) -> bool:
 
 def measured(point: Point, given: argparse.Namespace) -> dict[str, Any]:
     """All that is known of one point."""
+    torch.set_num_threads(given.threads)  # a point may have changed it
     if point.memory:
         try:
             mine, other = peaks.in_a_process(point, given.shrink)
@@ -64,7 +65,6 @@ def measured(point: Point, given: argparse.Namespace) -> dict[str, Any]:
             return {"missing": str(reason)}
         found: dict[str, Any] = {"bytes": {"mine": mine, "other": other}}
     else:
-        torch.set_num_threads(given.threads)  # a point may have changed it
         size = peaks.shrunk(given.shrink)
         clock = CLOCKS[given.clock]
         found = timing.measure(point, size, given.pairs, given.threads, clock, given.tries)

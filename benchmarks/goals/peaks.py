@@ -27,7 +27,8 @@ WARM = 64
 def in_a_process(point: Point, divisor: int) -> tuple[int, int]:
     """Bytes beyond inputs and outputs of ``mine`` and of ``other``."""
     command = [sys.executable, "-m", "benchmarks.goals.peaks", point.name, str(divisor)]
-    env = os.environ | GIVEN_BACK
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    env = os.environ | threads | GIVEN_BACK
     done = subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True)
     mine, other = json.loads(done.stdout)
     if mine is None:

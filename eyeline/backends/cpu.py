@@ -1,7 +1,7 @@
 """Attention by the native kernels (`native/`), at the speed of the processor.
 
-Attention's output and its gradients are native; whatever else is asked goes to `tiled`, whose rows
-normalise themselves.
+Attention's output, its gradients and most readings are native; whatever else is asked goes to
+`tiled`, whose rows normalise themselves.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def tables() -> tuple[str, ...]:
 
 @cache
 def caches() -> tuple[int, ...]:
-    """Bytes that each level of the processor's caches holds, by which blocks are cut; () without.
+    """Bytes that each level of the processor's caches holds; () without the module.
 
     >>> from eyeline.backends import native
     >>> all(size > 0 for size in native.caches())

@@ -1,7 +1,6 @@
 // Questions about the weights, answered while they go by. A row's state (m, l) is known or found
 // first; then its weights 2^(s - m) / l come block by block, each already what it is in the end.
 #pragma once
-#include "direct.h"
 #include "scores.h"
 #include "top.h"
 
@@ -70,9 +69,9 @@ struct Reduce {
   }
 
   // Whether the state of a part's rows is known. Of few rows another pass may have summed up scores
-  // in another order (direct.h), and their state costs little.
+  // or weights in another order, and their state costs little.
   bool is_known() const {
-    if (!asked.m || p.Tq * p.group() <= DIRECT_ROWS) return false;
+    if (!asked.m || p.Tq * p.group() <= eyeline::FEW_ROWS) return false;
     for (int64_t i = 0; i < scores.part.stop - scores.part.start; ++i)
       if (!Softmax::kept(asked.m[number_of(scores.row[i])])) return false;
     return true;
