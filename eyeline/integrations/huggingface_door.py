@@ -118,6 +118,10 @@ class _Door:
             *(m.register_forward_pre_hook(self.begin_part) for m in self.parts()),
             *(m.register_forward_hook(self.finish) for m in (self.model, *self.parts())),
             *(
+                m.register_forward_hook(self.leave, always_call=True)
+                for m in (self.model, *self.parts())
+            ),
+            *(
                 m.register_forward_pre_hook(self.enter_model, with_kwargs=True)
                 for m in self.submodels.values()
             ),
@@ -216,6 +220,11 @@ class _Door:
             self.running = None
             self.rules.clear()
             self.end()
+
+    def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Also where a forward raised: the next one is not part of it."""
+        if module is self.running and not recomputing():
+            self.running = None
 
     def end(self) -> None:
         self.missed(self.ran.missing())

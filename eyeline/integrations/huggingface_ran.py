@@ -59,7 +59,11 @@ class Ran:
         self.named = modules
         self.paths = {id(module): name for name, module in modules.items()}
         self.modules = attention_modules(modules)
-        self.unsure = [module for module in self.modules if not _always_heard(type(module).forward)]
+        self.unsure = [
+            module
+            for module in self.modules
+            if "forward" in vars(module) or not _always_heard(type(module).forward)
+        ]
         self.kinds: dict[str, bool] = {}
         self.called: set[str] = set()
         self.dense: dict[str, Tensor] = {}

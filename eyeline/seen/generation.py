@@ -8,6 +8,7 @@ of the last step, asked for over all positions.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from eyeline import biases, masks
 from eyeline.calls import Call, Missing, Noted, Place, Sight, Span
-from eyeline.errors import ModelError
+from eyeline.errors import EyelineError, ModelError
 from eyeline.integrations import huggingface_generate
 from eyeline.masks import Mask
 from eyeline.seen.keeping import check, hold, kept, versions
@@ -46,7 +47,7 @@ class Steps:
         self._stage: str | None = None
         self._step = 0  # how many queries this pass has
         # what was only noted in passing, calls and the ends of passes, of one pass at most
-        self._waiting: list[Noted | tuple[Missing, ...]] = []
+        self._waiting: deque[Noted | tuple[Missing, ...]] = deque()
 
     @property
     def any(self) -> bool:
@@ -94,14 +95,22 @@ class Steps:
 
     def _settle(self) -> None:
         """Look at what was noted in passing."""
-        waiting, self._waiting = self._waiting, []
-        self._seen._unsettled = None
-        for one in waiting:
-            if isinstance(one, Noted):
-                made = one.make(one.q, one.k)
-                self._add(made.but(name=one.name, stale=not one.fresh))
-            else:
-                self._end(one)
+        self._seen._unsettled = None  # what follows asks the run as well
+        try:
+            while self._waiting:
+                one = self._waiting[0]
+                if isinstance(one, Noted):
+                    made = one.make(one.q, one.k)
+                    self._add(made.but(name=one.name, stale=not one.fresh))
+                else:
+                    self._end(one)
+                self._waiting.popleft()
+        except EyelineError:  # it was refused, and is told once
+            self._waiting.clear()
+            raise
+        finally:  # stopped on the way: whoever asks again goes on
+            if self._waiting:
+                self._seen._unsettled = self._settle
 
     def _add(self, call: Call) -> None:
         if not self._running:
@@ -115,7 +124,8 @@ class Steps:
             self._step = int(call.q.shape[-2])
         layer = self._layers.get(call.name)
         if self._continuing and layer is not None:
-            check(call, versions(call))
+            for one in (layer.call, call):
+                check(one, versions(one))
             if layer.follow(call):
                 return
         self._new(call)
