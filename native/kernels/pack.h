@@ -26,11 +26,12 @@ void pack_keys(const Problem& p, int64_t n, int64_t head, int64_t first, int cou
   const T* key[C];
   for (int c = 0; c < C; ++c) key[c] = p.k.at<const T>(n, head, first + (c < count ? c : 0));
   int64_t d = 0;
-  if (step == 1 && count == C)
+  if (step == 1)
     for (; d + W <= p.D; d += W)
       for (int half = 0; half < C; half += W) {
         F square[W];
-        for (int c = 0; c < W; ++c) square[c] = T::vector(key[half + c] + d);
+        for (int c = 0; c < W; ++c)
+          square[c] = half + c < count ? T::vector(key[half + c] + d) : F{};
         transpose(square);
         for (int c = 0; c < W; ++c) store(to + (d + c) * C + half, square[c]);
       }
