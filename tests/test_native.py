@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import eyeline
 from eyeline import masks
 from eyeline.backends import native
 from eyeline.backends.cpu import Cpu
+from eyeline.problem import make
 from tests.conformance import inputs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -301,3 +303,20 @@ def test_a_wheel_without_a_compiler(tmp_path):
 def test_a_wheel_that_needs_a_compiler(tmp_path):
     required = {"CC": "/bin/false", "CXX": "/bin/false", "EYELINE_NATIVE": "require"}
     assert _wheel(tmp_path, **required).returncode != 0
+
+
+def test_a_tensor_without_memory_is_told_so():
+    """Its address leads nowhere: reading it would end the process."""
+    q = torch.randn(1, 2, 4, 8)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(q)
+        with pytest.raises(eyeline.errors.BackendError, match="a FakeTensor has none of its own"):
+            eyeline.attention(fake, fake, fake, backend="cpu")
+    with pytest.raises(eyeline.errors.BackendError, match="FakeTensor has none of its own"):
+        Cpu().forward(make("attention", q, q, None, None, None, None, None, None)[0], fake, None)
+
+
+def test_readings_under_vmap_go_to_tiled():
+    q = torch.randn(3, 2, 4, 8)
+    found = torch.func.vmap(lambda x: eyeline.entropy(eyeline.weights(x, x)).values)(q)
+    torch.testing.assert_close(found, eyeline.entropy(eyeline.weights(q, q)).values)

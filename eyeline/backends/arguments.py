@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from eyeline.backends.base import Dropout
+from eyeline.errors import BackendError
 from eyeline.problem import Problem
 
 NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -59,10 +60,22 @@ def arguments(problem: Problem) -> Arguments:
     return Arguments(numbers, (q, k, bias, sinks, relative, places, *masks.values()))
 
 
+def has_memory(t: Tensor) -> bool:
+    """Whether its numbers lie at its address: not so in a FakeTensor, nor under vmap."""
+    kind = type(t)
+    own = kind is Tensor or kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return own and not torch._C._functorch.is_batchedtensor(t)
+
+
 def view(t: Tensor | None) -> Strides | None:
     """Address and strides; a dimension of size 1 broadcasts."""
     if t is None:
         return None
+    if not has_memory(t):
+        raise BackendError(
+            f"The native kernels read memory, and a {type(t).__name__} has none of its own. "
+            "Make all tensors of one kind, or name backend='tiled'."
+        )
     shape, strides = t.shape, t.stride()
     if 1 in shape:
         strides = tuple(0 if n == 1 else s for n, s in zip(shape, strides))

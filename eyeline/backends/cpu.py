@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eyeline.backends import native
-from eyeline.backends.arguments import NUMBERS, arguments, dropping, view
+from eyeline.backends.arguments import NUMBERS, arguments, dropping, has_memory, view
 from eyeline.backends.base import Backend, Dropout, Gradients, Result, State, Term, Values
 from eyeline.backends.questions import Question, answered, question
 from eyeline.backends.reductions import Reduction, View
@@ -46,6 +46,9 @@ class Cpu(Backend):
         if problem.q.dtype not in NUMBERS:
             kind = str(problem.q.dtype).removeprefix("torch.")
             reasons.append(f"it computes float32, bfloat16 and float16, and q is {kind}")
+        if not (has_memory(problem.q) and has_memory(problem.k)):
+            kind = type(problem.q if not has_memory(problem.q) else problem.k).__name__
+            reasons.append(f"it reads memory, and a {kind} has none of its own")
         return reasons
 
     def forward(
@@ -74,7 +77,9 @@ class Cpu(Backend):
         view: View,
         state: State | None = None,
     ) -> list[Result]:
-        mine = [view.is_whole and answered(r) for r in reductions]
+        # A compiler traces torch's operators, not the kernels.
+        here = view.is_whole and not torch.compiler.is_compiling()
+        mine = [here and answered(r) for r in reductions]
         rest = [r for r, native_one in zip(reductions, mine, strict=True) if not native_one]
         others = iter(self.rest.reduce(problem, rest, view) if rest else ())
         asked = [question(r, problem) for r, native_one in zip(reductions, mine) if native_one]
@@ -84,7 +89,8 @@ class Cpu(Backend):
         return [next(found).result if native_one else next(others) for native_one in mine]
 
     def finds_state(self, reductions: Sequence[Reduction], view: View) -> bool:
-        return view.is_whole and any(answered(r) for r in reductions)
+        here = view.is_whole and not torch.compiler.is_compiling()
+        return here and any(answered(r) for r in reductions)
 
     def _answer(self, problem: Problem, asked: Sequence[Question], state: State | None) -> None:
         numbers = arguments(problem)
