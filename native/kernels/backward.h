@@ -112,7 +112,7 @@ struct Backward {
     D = round_up(p.D, C);
     Dv = round_up(p.Dv, C);
     const int64_t rows = most_rows(p), held = smaller(rows, HELD * R);
-    const auto floats = [&](int64_t n) { return Forward::take<float>(memory, n); };
+    const auto floats = [&](int64_t n) { return take<float>(memory, n); };
     q = floats(rows * p.D), dout = floats(rows * p.Dv);
     q_lines = floats(rows * D), dout_lines = floats(rows * Dv);
     dq = floats(rows * D);
@@ -120,10 +120,10 @@ struct Backward {
     dk = floats(BLOCK * D), dv = floats(BLOCK * Dv);
     weights = floats(held * LINE), pulled = floats(held * LINE);
     cap = floats(BLOCK), kept = floats(BLOCK);
-    past = Forward::take<Past>(memory, rows);
-    row = Forward::take<Row>(memory, rows);
-    span = Forward::take<Span>(memory, rows / R);
-    seen = Forward::take<uint8_t>(memory, R * KEYS);
+    past = take<Past>(memory, rows);
+    row = take<Row>(memory, rows);
+    span = take<Span>(memory, rows / R);
+    seen = take<uint8_t>(memory, R * KEYS);
   }
 
   int rows_of(int strip) const { return static_cast<int>(smaller(count - strip * R, R)); }

@@ -39,9 +39,9 @@ struct Reduce {
 
   Reduce(const Problem& p, const Questions& asked, const Chunk& chunk, char* memory)
       : p(p), asked(asked), chunk(chunk), scores(p, memory) {
-    state = Scores::take<Softmax>(memory, Scores::most_rows(p));
-    along = Scores::take<Along>(memory, Scores::most_rows(p));
-    sums = Scores::take<float>(memory, KEYS);
+    state = take<Softmax>(memory, Scores::most_rows(p));
+    along = take<Along>(memory, Scores::most_rows(p));
+    sums = take<float>(memory, KEYS);
     searched = weighed = known = false;
     for (const Question& question : asked) {
       searched |= question.ask == Ask::largest || question.ask == Ask::top;

@@ -49,13 +49,6 @@ struct Scores {
     seen = take<uint8_t>(memory, R * KEYS);
   }
 
-  template <class T>
-  static T* take(char*& memory, int64_t count) {
-    T* here = reinterpret_cast<T*>(memory);
-    memory += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
-    return here;
-  }
-
   int rows_of(int strip) const {
     return static_cast<int>(smaller(part.stop - part.start - strip * R, R));
   }

@@ -134,4 +134,12 @@ inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// The next `count` T of a piece of memory, from a cache line of its own on.
+template <class T>
+T* take(char*& memory, int64_t count) {
+  T* here = reinterpret_cast<T*>(memory);
+  memory += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
+  return here;
+}
+
 }  // namespace
