@@ -45,6 +45,8 @@ def asked(arguments: list[str]) -> argparse.Namespace:
     found = parser.parse_args(arguments)
     if found.clock == "cpu" and found.threads != 1:
         parser.error("--clock cpu counts one thread alone: give --threads 1")
+    if found.pairs < 1 or found.tries < 1:
+        parser.error("--pairs and --tries count measurements: give at least 1")
     if found.write and found.shrink != 1:
         parser.error("--write stores what whole sizes take: give no --shrink")
     return found

@@ -8,6 +8,7 @@ from html import escape
 from torch import Tensor
 
 from eyeline.calls import Call, Missing
+from eyeline.lazy.matrix import size_text
 from eyeline.masks import Mask
 
 HEADS = ("", "layer", "kind", "B", "heads", "Tq", "Tk", "D", "mask")
@@ -44,7 +45,7 @@ def html(calls: Sequence[Call], missing: Sequence[Missing], kernel: str) -> str:
 def _title(calls: Sequence[Call], kernel: str) -> str:
     computed = "the model's own kernel" if kernel == "own" else f"{kernel}'s kernel"
     count = f"{len(calls)} attention call" + ("" if len(calls) == 1 else "s")
-    return f"Seen: {count}, computed by {computed}, {_size(_kept(calls))} kept"
+    return f"Seen: {count}, computed by {computed}, {size_text(_kept(calls))} kept"
 
 
 def _rows(calls: Sequence[Call]) -> list[list[str]]:
@@ -95,10 +96,3 @@ def _kept(calls: Sequence[Call]) -> int:
                 storage = tensor.untyped_storage()
                 held[storage.data_ptr()] = storage.nbytes()
     return sum(held.values())
-
-
-def _size(count: int) -> str:
-    for exponent, unit in enumerate(("bytes", "KiB", "MiB")):
-        if count < 1024 ** (exponent + 1):
-            return f"{count / 1024**exponent:.4g} {unit}"
-    return f"{count / 1024**3:.4g} GiB"
