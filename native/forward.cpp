@@ -1,5 +1,6 @@
 #include "forward.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -9,6 +10,8 @@
 namespace eyeline {
 
 namespace {
+
+int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
 
 // How the work is cut into parts. A row's result does not depend on how the rows are cut, nor on
 // the number of threads.
@@ -29,13 +32,16 @@ struct Cut {
         heads(problem.N * problem.Hk),
         rows(problem.Tq * problem.group()),
         keys(problem.Tk) {
-    // Long parts share packed keys among many rows; several parts per thread keep all busy.
-    constexpr int64_t parts_per_thread = 4;
-    each = table.part_rows;
-    while (each > FEW_ROWS && threads > 1 &&
-           heads * ((rows + each - 1) / each) < parts_per_thread * threads)
-      each /= 2;
-    parts = (rows + each - 1) / each;
+    // Long parts share packed keys among many rows. As many for each thread, of one length: rows
+    // that see the same are done at once; where they do not, several parts per thread even it out.
+    const int64_t wanted = problem.visible.everything() ? threads : 4 * threads, many = 4 * wanted;
+    parts = up(rows, table.part_rows);
+    if (threads > 1)
+      while (parts < up(rows, FEW_ROWS) && heads * parts < many &&
+             (heads * parts < wanted || heads * parts % threads != 0))
+        ++parts;
+    each = up(up(rows, parts), table.strip_rows) * table.strip_rows;
+    parts = up(rows, each);
     // Few rows of few heads: keys are shared out, by the problem's sizes alone.
     constexpr int64_t enough = 64, fewest_keys = 2048;
     if (rows > FEW_ROWS || 2 * heads > enough || keys < 2 * fewest_keys) return;
