@@ -10,6 +10,7 @@ extern const eyeline::Table eyeline_table_neon;
 #elif defined(__x86_64__)
 extern const eyeline::Table eyeline_table_avx2;
 extern const eyeline::Table eyeline_table_avx512;
+extern const eyeline::Table eyeline_table_avx512_bf16;
 #endif
 }
 
@@ -18,7 +19,7 @@ namespace eyeline {
 namespace {
 
 struct Found {
-  const Table* all[4];
+  const Table* all[5];
   int count = 0;
 
   Found() {
@@ -28,9 +29,12 @@ struct Found {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c");
-    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-      all[count++] = &eyeline_table_avx512;
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                        __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (avx512 && __builtin_cpu_supports("avx512bf16"))
+      all[count++] = &eyeline_table_avx512_bf16;
+    if (avx512) all[count++] = &eyeline_table_avx512;
     if (avx2) all[count++] = &eyeline_table_avx2;
 #endif
     all[count++] = &eyeline_table_scalar;

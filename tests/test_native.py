@@ -77,6 +77,30 @@ def test_a_table_can_be_named():
         assert "EYELINE_NATIVE_TABLE=abacus names no table that runs here" in done.stderr
 
 
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="Linux says it there")
+def test_the_table_that_multiplies_bfloat16_is_here_iff_the_processor_does():
+    if TABLES:
+        told = Path("/proc/cpuinfo").read_text().split()
+        assert ("avx512_bf16" in native.tables()) == ("avx512_bf16" in told)
+
+
+@every_table
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("D", [1, 2, 31, 33, 64, 80, 127])
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_scores_of_short_numbers_are_sums_of_floats(cpu, dtype, D, size):
+    """Neither a product nor the scale is rounded on the way; lse shows it, for it is a float."""
+    q, k, v = ((torch.randn(2, 50, D) * factor).to(dtype) for factor in (size, size, 1.0))
+    exact = (q.double() @ k.double().mT * 0.3).logsumexp(-1)
+    plain = (q.float() @ k.float().mT * 0.3).logsumexp(-1)
+    allowed = 4 * (plain - exact).abs().max() + 1e-6 * exact.abs().max()
+    apart = [x.repeat_interleave(2, -1)[..., ::2] for x in (q, k)]
+    for queries, keys in ((q, k), apart):
+        lse = eyeline.attention(queries, keys, v, scale=0.3, backend=cpu)[1].lse
+        assert lse.dtype == torch.float32
+        assert (lse - exact).abs().max() <= allowed
+
+
 def test_a_double_is_refused_when_the_backend_is_named():
     q = torch.eye(2, dtype=torch.float64)
     with pytest.raises(eyeline.errors.BackendError, match="and q is float64"):

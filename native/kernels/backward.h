@@ -70,13 +70,13 @@ struct Backward {
   int strips = 0;
   bool packed = false;
 
-  float* q;        // [strips, D, R]
-  float* dout;     // [strips, Dv, R]
+  float* q;        // [strips, places of D, R]
+  float* dout;     // [strips, places of Dv, R]
   float* q_lines;     // [D / C, CHUNK, C]
   float* dout_lines;  // [Dv / C, CHUNK, C]
   float* dq;       // [strips, R, D] sums so far
-  float* k;        // [BLOCK / C, D, C]
-  float* v;        // [BLOCK / C, Dv, C]
+  float* k;        // [BLOCK / C, places of D, C]
+  float* v;        // [BLOCK / C, places of Dv, C]
   float* k_lines;  // [D / C, KEYS, C]
   float* dk;       // [BLOCK, D] sums of the chunk
   float* dv;       // [BLOCK, Dv]
@@ -145,9 +145,9 @@ struct Backward {
     packed = true;
     odd_q.count = odd_dout.count = 0;
     for (int i = 0; i < strips; ++i) {
-      pack_queries<T>(p, cell.n, row + i * R, rows_of(i), q + i * R * p.D);
+      pack_queries<T>(p, cell.n, row + i * R, rows_of(i), q + i * R * places<T>(p.D));
       if (slopes.dout)
-        pack_queries<T>(dual, cell.n, row + i * R, rows_of(i), dout + i * R * p.Dv);
+        pack_queries<T>(dual, cell.n, row + i * R, rows_of(i), dout + i * R * places<T>(p.Dv));
     }
     for (int64_t r = 0; r < strips * R; ++r) {
       if (r < count) past[r] = past_of<T>(row[r]);
@@ -209,16 +209,18 @@ struct Backward {
     return sp.sight != Sight::none && lo < sp.hi && hi > sp.lo;
   }
 
-  // to [R, LINE] = a [R, width] · bᵀ [width, BLOCK] of the strips from..last.
-  void multiply_keys(int from, int last, const Span& any, int64_t width, const float* a,
+  // to [R, LINE] = a [R, size] · bᵀ [size, BLOCK] of the strips from..last.
+  template <class T>
+  void multiply_keys(int from, int last, const Span& any, int64_t size, const float* a,
                      const float* b, float* to) {
+    const int64_t width = places<T>(size);
     for (int c = any.lo / C; c * C < any.hi; ++c)
       for (int i = from; i < last; ++i) {
         if (!meets(i, c * C, c * C + C)) continue;
         float* tile = to + (i - from) * R * LINE + c * C;
         F sums[R][2];
         for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = F{};
-        add_product<R, 1, R>(width, a + i * R * width, b + c * C * width, sums);
+        add_product<R, 1, R, paired<T>>(width, a + i * R * width, b + c * C * width, sums);
         store_tile(tile, LINE, sums);
       }
   }
@@ -369,9 +371,9 @@ struct Backward {
   void pack_block(int64_t first, int width, const Span& any) {
     for (int c = any.lo / C; c * C < any.hi; ++c) {
       const int keys = static_cast<int>(smaller(width - c * C, C));
-      pack_keys<T>(p, cell.n, cell.head, first + c * C, keys, k + c * C * p.D);
+      pack_keys<T>(p, cell.n, cell.head, first + c * C, keys, k + c * C * places<T>(p.D));
       if (slopes.dout)
-        pack_keys<T>(dual, cell.n, cell.head, first + c * C, keys, v + c * C * p.Dv);
+        pack_keys<T>(dual, cell.n, cell.head, first + c * C, keys, v + c * C * places<T>(p.Dv));
     }
     if (slopes.dq) pack_values<T>(dual, cell.n, cell.head, first, any.lo, any.hi, k_lines, odd_k);
     std::memset(dk + any.lo * D, 0, static_cast<size_t>((any.hi - any.lo) * D * 4));
@@ -382,8 +384,8 @@ struct Backward {
   void add_strips(int from, int last, int64_t first, int width) {
     const Span any = seen_by(from, last);
     if (any.sight == Sight::none) return;
-    multiply_keys(from, last, any, p.D, q, k, weights);
-    if (slopes.dout) multiply_keys(from, last, any, p.Dv, dout, v, pulled);
+    multiply_keys<T>(from, last, any, p.D, q, k, weights);
+    if (slopes.dout) multiply_keys<T>(from, last, any, p.Dv, dout, v, pulled);
     for (int i = from; i < last; ++i)
       weigh(i, first, width, any, weights + (i - from) * R * LINE, pulled + (i - from) * R * LINE);
     if (slopes.dv) {

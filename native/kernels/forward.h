@@ -24,8 +24,8 @@ struct Forward {
   float factor;    // from q·k to a base-2 logit where plain, else 1
   int64_t Dv;      // rounded up to whole tiles
 
-  float* q;        // [strips, D, R]; direct: [strips, R, D rounded up to whole vectors]
-  float* k;        // [KEYS / C, D, C]
+  float* q;        // [strips, places, R]; direct: [strips, R, D rounded up to whole vectors]
+  float* k;        // [KEYS / C, places, C]
   float* v;        // [Dv / C, KEYS, C]
   float* s;        // [GROUP, R, KEYS] scores, then weights
   float* out;      // [strips, R, Dv] sums so far
@@ -82,7 +82,7 @@ struct Forward {
         read_line(p.q.at<const T>(part.n, row[r].h, row[r].i), p.q.stride[3], p.D, q + r * width);
     } else {
       for (int i = 0; i < strips; ++i)
-        pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * p.D);
+        pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * places<T>(p.D));
     }
     std::memset(out, 0, static_cast<size_t>(strips * R * Dv * 4));
   }
@@ -101,7 +101,9 @@ struct Forward {
   }
 
   // s [R, KEYS] = q [R, D] · kᵀ [D, KEYS] for the strips from..to.
+  template <class T>
   void multiply_keys(int from, int to, const Span& any) {
+    const int64_t width = places<T>(p.D);
     for (int c = any.lo / C; c * C < any.hi; ++c)
       for (int i = from; i < to; ++i) {
         if (span[i].sight == Sight::none || c * C >= span[i].hi || (c + 1) * C <= span[i].lo)
@@ -109,7 +111,7 @@ struct Forward {
         float* tile = s + (i - from) * R * KEYS + c * C;
         F sums[R][2];
         for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = F{};
-        add_product<R, 1, R>(p.D, q + i * R * p.D, k + c * C * p.D, sums);
+        add_product<R, 1, R, paired<T>>(width, q + i * R * width, k + c * C * width, sums);
         for (int r = 0; r < R; ++r) {
           store(tile + r * KEYS, sums[r][0]);
           store(tile + r * KEYS + W, sums[r][1]);
@@ -203,13 +205,13 @@ struct Forward {
     }
     for (int c = any.lo / C; c * C < any.hi; ++c) {
       const int count = static_cast<int>(smaller(width - c * C, C));
-      pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * p.D);
+      pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * places<T>(p.D));
     }
     Odd odd;
     pack_values<T>(p, part.n, part.head, first, any.lo, any.hi, v, odd);
     for (int from = 0; from < strips; from += GROUP) {
       const int to = from + GROUP < strips ? from + GROUP : strips;
-      multiply_keys(from, to, any);
+      multiply_keys<T>(from, to, any);
       float decay[GROUP][R];
       for (int i = from; i < to; ++i)
         if (span[i].sight != Sight::none)

@@ -6,6 +6,8 @@
 #include <arm_neon.h>
 #endif
 
+#include <type_traits>
+
 #include "simd.h"
 
 namespace {
@@ -95,6 +97,39 @@ struct Float16 {
 #endif
   }
 };
+
+// q and k are packed for their product as floats or, where the set multiplies such, as pairs of
+// bfloat16, each in the place of a float.
+template <class T>
+constexpr bool paired = PAIRS && std::is_same_v<T, Bfloat16>;
+
+// How many places n numbers take; the last pair may be half empty.
+template <class T>
+constexpr int64_t places(int64_t n) {
+  return paired<T> ? (n + 1) / 2 : n;
+}
+
+// W places.
+template <class T>
+inline F load_places(const T* p) {
+  if constexpr (!paired<T>) return T::vector(p);
+  F v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// n numbers with a stride between them, to places that are `apart` from each other.
+template <class T>
+inline void pack_places(const T* from, int64_t stride, int64_t n, int64_t apart, float* to) {
+  if constexpr (paired<T>) {
+    for (int64_t d = 0; d < n; d += 2, to += apart) {
+      const T pair[2] = {from[d * stride], d + 1 < n ? from[(d + 1) * stride] : T{}};
+      std::memcpy(to, pair, sizeof pair);
+    }
+  } else {
+    for (int64_t d = 0; d < n; ++d) to[d * apart] = T::read(from[d * stride]);
+  }
+}
 
 // The first n < W numbers of a line, then 0.
 template <class T>

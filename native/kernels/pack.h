@@ -1,4 +1,5 @@
-// Operands laid out as the inner loop reads them, as floats.
+// Operands laid out as the inner loop reads them, as floats; for q·k as places (number.h), `width` of
+// them to a line of D.
 #pragma once
 #include "mask.h"
 #include "number.h"
@@ -6,39 +7,40 @@
 
 namespace {
 
-// A strip of R queries: to [D, R], entries of missing rows 0.
+// A strip of R queries: to [width, R], entries of missing rows 0.
 template <class T>
 void pack_queries(const Problem& p, int64_t n, const Row* rows, int count, float* to) {
   for (int r = 0; r < R; ++r) {
     if (r >= count) {
-      for (int64_t d = 0; d < p.D; ++d) to[d * R + r] = 0.0f;
+      for (int64_t d = 0; d < places<T>(p.D); ++d) to[d * R + r] = 0.0f;
       continue;
     }
     const T* q = p.q.at<const T>(n, rows[r].h, rows[r].i);
-    for (int64_t d = 0; d < p.D; ++d) to[d * R + r] = T::read(q[d * p.q.stride[3]]);
+    pack_places(q, p.q.stride[3], p.D, R, to + r);
   }
 }
 
-// C keys: to [D, C], those beyond `count` 0.
+// C keys: to [width, C], those beyond `count` 0.
 template <class T>
 void pack_keys(const Problem& p, int64_t n, int64_t head, int64_t first, int count, float* to) {
-  const int64_t step = p.k.stride[3];
+  const int64_t step = p.k.stride[3], width = places<T>(p.D);
   const T* key[C];
   for (int c = 0; c < C; ++c) key[c] = p.k.at<const T>(n, head, first + (c < count ? c : 0));
-  int64_t d = 0;
+  constexpr int each = paired<T> ? 2 : 1;
+  int64_t at = 0;
   if (step == 1)
-    for (; d + W <= p.D; d += W)
+    for (; (at + W) * each <= p.D; at += W)
       for (int half = 0; half < C; half += W) {
         F square[W];
         for (int c = 0; c < W; ++c)
-          square[c] = half + c < count ? T::vector(key[half + c] + d) : F{};
+          square[c] = half + c < count ? load_places(key[half + c] + at * each) : F{};
         transpose(square);
-        for (int c = 0; c < W; ++c) store(to + (d + c) * C + half, square[c]);
+        for (int c = 0; c < W; ++c) store(to + (at + c) * C + half, square[c]);
       }
-  for (; d < p.D; ++d) {
-    for (int c = 0; c < count; ++c) to[d * C + c] = T::read(key[c][d * step]);
-    for (int c = count; c < C; ++c) to[d * C + c] = 0.0f;
-  }
+  for (int c = 0; c < count; ++c)
+    pack_places(key[c] + at * each * step, step, p.D - at * each, C, to + at * C + c);
+  for (; at < width; ++at)
+    for (int c = count; c < C; ++c) to[at * C + c] = 0.0f;
 }
 
 // n numbers to panels of C: the first C at `to`, the next `panel` further on; beyond them 0. Entries

@@ -10,16 +10,16 @@ constexpr int R = 6;      // rows of a tile: 6 × 2 sums, 2 of b and 1 of a are 
 constexpr int C = 2 * W;  // its columns
 
 // c [rows, C] += a [rows, n] · b [n, C]. Row r of a begins at a + r · row, its entries are `step`
-// apart; both are known to the compiler.
-template <int rows, int row, int step>
+// apart; both are known to the compiler. An entry is a float, or a pair of bfloat16 in its place.
+template <int rows, int row, int step, bool pairs = false>
 inline void add_product(int64_t n, const float* a, const float* b, F (&c)[rows][2]) {
   for (int64_t i = 0; i < n; ++i, a += step, b += C) {
     const F b0 = load(b), b1 = load(b + W);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) {
       const F x = splat(a[r * row]);
-      c[r][0] += x * b0;
-      c[r][1] += x * b1;
+      c[r][0] = pairs ? add_pairs(c[r][0], x, b0) : c[r][0] + x * b0;
+      c[r][1] = pairs ? add_pairs(c[r][1], x, b1) : c[r][1] + x * b1;
     }
   }
 }

@@ -19,8 +19,8 @@ struct Scores {
   float factor;  // from what `line` holds to a base-2 logit
   double unit;   // from what `line` holds to a score
 
-  float* q;       // [strips, D, R]
-  float* k;       // [KEYS / C, D, C]
+  float* q;       // [strips, places, R]
+  float* k;       // [KEYS / C, places, C]
   float* s;       // [GROUP, R, LINE]
   Row* row;       // [strips · R]
   Span* span;     // [strips]
@@ -63,7 +63,7 @@ struct Scores {
     for (int64_t r = part.start; r < part.stop; ++r)
       row[r - part.start] = {part.head * group + r % group, r / group};
     for (int i = 0; i < strips; ++i)
-      pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * p.D);
+      pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * places<T>(p.D));
   }
 
   // Packs the keys that some strip sees of a block. False where none sees any.
@@ -78,19 +78,21 @@ struct Scores {
     }
     for (int c = low / C; c * C < high; ++c) {
       const int count = static_cast<int>(smaller(width - c * C, C));
-      pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * p.D);
+      pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * places<T>(p.D));
     }
     return low < high;
   }
 
   // q·k of the strips from..to.
+  template <class T>
   void multiply(int from, int to) {
+    const int64_t width = places<T>(p.D);
     for (int c = 0; c < KEYS / C; ++c)
       for (int i = from; i < to; ++i) {
         if (span[i].sight == Sight::none || c * C >= span[i].hi || (c + 1) * C <= span[i].lo)
           continue;
         F sums[R][2] = {};
-        add_product<R, 1, R>(p.D, q + i * R * p.D, k + c * C * p.D, sums);
+        add_product<R, 1, R, paired<T>>(width, q + i * R * width, k + c * C * width, sums);
         for (int r = 0; r < R; ++r) {
           store(line(i - from, r) + c * C, sums[r][0]);
           store(line(i - from, r) + c * C + W, sums[r][1]);
@@ -129,7 +131,7 @@ struct Scores {
       if (!pack<T>(first, width)) continue;
       for (int from = 0; from < strips; from += GROUP) {
         const int to = from + GROUP < strips ? from + GROUP : strips;
-        multiply(from, to);
+        multiply<T>(from, to);
         for (int i = from; i < to; ++i) {
           if (span[i].sight == Sight::none) continue;
           finish(i, i - from, first, width);

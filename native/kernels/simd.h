@@ -33,6 +33,26 @@ inline void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
 
 inline F splat(float x) { return x - F{}; }
 
+// Whether the set multiplies pairs of bfloat16, two in the place of a float.
+#if defined(__AVX512BF16__)
+constexpr bool PAIRS = true;
+#else
+constexpr bool PAIRS = false;
+#endif
+
+// sum + a · b, where each lane of a and b holds a pair of bfloat16. A product of two of them is exact;
+// sums are floats, rounded after each product. The instruction takes what is below 2^-126 for 0, in
+// its operands and in its sums: next to any score that a softmax could tell from 0 that is nothing.
+inline F add_pairs(F sum, F a, F b) {
+#if defined(__AVX512BF16__)
+  return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+  constexpr uint32_t upper = 0xffff0000;
+  sum += (F)((U)a & upper) * (F)((U)b & upper);
+  return sum + (F)((U)a << 16) * (F)((U)b << 16);
+#endif
+}
+
 // Where one is NaN the second is taken: max(x, largest) skips NaN, max(limit, x) keeps it.
 inline F max(F a, F b) { return a > b ? a : b; }
 inline F min(F a, F b) { return a < b ? a : b; }

@@ -20,7 +20,7 @@ bool passed(const Check& check, const Table& table, int64_t problems) {
   findings.problems = problems;
   poison(true);
   check.run(table, findings);
-  std::printf("%-8s %-10s %5lld done, worst error %.2f of what is allowed: %s\n", table.name,
+  std::printf("%-11s %-10s %5lld done, worst error %.2f of what is allowed: %s\n", table.name,
               check.name, static_cast<long long>(findings.done), findings.worst,
               findings.wrong.empty() ? "passed" : "FAILED");
   for (size_t i = 0; i < findings.wrong.size() && i < most_lines; ++i)
