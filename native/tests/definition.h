@@ -49,10 +49,17 @@ std::vector<Real> entries(const View& view, Number number, int64_t a, int64_t b,
   return found;
 }
 
+// The logsumexp of a row's state. An infinite score has made l NaN.
+inline double lse_of(float m, float l) {
+  const double most = static_cast<double>(m);
+  return m == INFINITY ? most : most + std::log(static_cast<double>(l));
+}
+
 // A row of the weights.
 template <class Real>
 struct Line {
   std::vector<bool> seen;     // [Tk]
+  std::vector<Real> scores;   // [Tk], with biases, -inf where nothing is seen
   std::vector<Real> weights;  // [Tk], 0 where nothing is seen, before dropout
   Real lse = 0;
 };
@@ -76,7 +83,8 @@ class Definition {
   // Query i of head h: scale, softcap, biases, mask, softmax with the sink.
   Line<Real> line(int64_t n, int64_t h, int64_t i) const {
     Line<Real> made;
-    std::vector<Real> scores(static_cast<size_t>(p.Tk));
+    std::vector<Real>& scores = made.scores;
+    scores.resize(static_cast<size_t>(p.Tk));
     const Real sink = p.sinks ? *p.sinks.at<float>(n, h) : hidden;
     Real largest = sink;
     for (int64_t j = 0; j < p.Tk; ++j) {
@@ -91,8 +99,17 @@ class Definition {
       made.weights.push_back(made.seen[j] ? std::exp(scores[j] - largest) : 0);
       total += made.weights[j];
     }
-    made.lse = total == 0 ? hidden : largest + std::log(total);
+    made.lse = total == 0 ? hidden : largest == -hidden ? largest : largest + std::log(total);
     for (Real& weight : made.weights) weight /= total == 0 ? 1 : total;
+    return made;
+  }
+
+  // [N, Hq, Tq], side by side.
+  std::vector<Line<Real>> lines() const {
+    std::vector<Line<Real>> made;
+    for (int64_t n = 0; n < p.N; ++n)
+      for (int64_t h = 0; h < p.Hq; ++h)
+        for (int64_t i = 0; i < p.Tq; ++i) made.push_back(line(n, h, i));
     return made;
   }
 
@@ -129,14 +146,16 @@ class Definition {
     return made;
   }
 
-  // The largest magnitude of q·k · scale, capped.
+  // The largest finite magnitude of q·k · scale, capped.
   double largest_score() const {
     double largest = 0.0;
     for (int64_t n = 0; n < p.N; ++n)
       for (int64_t h = 0; h < p.Hq; ++h)
         for (int64_t i = 0; i < p.Tq; ++i)
-          for (int64_t j = 0; j < p.Tk; ++j)
-            largest = std::fmax(largest, std::abs(static_cast<double>(score(n, h, i, j))));
+          for (int64_t j = 0; j < p.Tk; ++j) {
+            const double size = std::abs(static_cast<double>(score(n, h, i, j)));
+            if (std::isfinite(size)) largest = std::fmax(largest, size);
+          }
     return largest;
   }
 

@@ -1,8 +1,6 @@
 // out and the state of every row against the definition, on one thread and on three.
 #include "../forward.h"
 
-#include <cmath>
-
 #include "check.h"
 #include "definition.h"
 #include "error.h"
@@ -25,8 +23,7 @@ struct Results {
     done = forward(table, p, threads, Watch{});
     out = entries<double>(p.out, p.number, p.N, p.Hq, p.Tq, p.Dv);
     lse.assign(p.lse, p.lse + rows);
-    for (size_t row = 0; row < rows; ++row)
-      from_state.push_back(static_cast<double>(p.m[row]) + std::log(static_cast<double>(p.l[row])));
+    for (size_t row = 0; row < rows; ++row) from_state.push_back(lse_of(p.m[row], p.l[row]));
   }
 };
 

@@ -236,7 +236,7 @@ void Drawn::spoil() {
   const View& view = key ? p.k : p.v;
   const int64_t d = random_.below(key ? p.D : p.Dv);
   // A weight too small for a float makes NaN of inf: infinite values only where none is.
-  const double value = key || sharp_ ? NAN : random_.one_of({NAN, INFINITY, -INFINITY});
+  const double value = !key && sharp_ ? NAN : random_.one_of({NAN, INFINITY, -INFINITY});
   const int64_t at = random_.below(p.N) * view.stride[0] + random_.below(p.Hk) * view.stride[1] +
                      random_.below(p.Tk) * view.stride[2] + d * view.stride[3];
   write(p.number, value, view.data + at * bytes_of(p.number));
