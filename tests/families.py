@@ -6,7 +6,9 @@ an error in a mask, a scale or a head would show.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -195,7 +197,8 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "longformer": {**ENCODER, "attention_window": [4, 4]},
     "mpnet": ENCODER,
 }
-TEXTLESS = ("whisper", "vit", "dinov2", "swin", "wav2vec2", "qwen2_5_vl")
+TEXTLESS = ("whisper", "vit", "dinov2", "swin", "wav2vec2")
+SILENT = ("swin", "qwen2_5_vl")  # return the attention of some of their layers only
 PAIRS = ("t5", "bart", "marian", "m2m_100", "whisper")
 
 
@@ -224,14 +227,7 @@ def inputs_of(family: str, side: str | None = None) -> dict[str, torch.Tensor]:
     if family == "wav2vec2":
         return {"input_values": torch.randn(2, 500, generator=draw)}
     if family == "qwen2_5_vl":
-        ids = torch.tensor([[5, 50] + [51] * 16 + [52, 7, 8, 9]])
-        return {
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            "pixel_values": torch.randn(64, 96, generator=draw),
-            "image_grid_thw": torch.tensor([[1, 8, 8]]),
-            "mm_token_type_ids": (ids == 51).long(),
-        }
+        return _seen_and_read(side, draw)
     given = inputs(side)
     if family in PAIRS:
         given["decoder_input_ids"] = inputs(length=T - 3)["input_ids"]
@@ -241,3 +237,38 @@ def inputs_of(family: str, side: str | None = None) -> dict[str, torch.Tensor]:
     if family == "clip":
         given["pixel_values"] = torch.randn(2, 3, 32, 32, generator=draw)
     return given
+
+
+def _seen_and_read(side: str | None, draw: torch.Generator) -> dict[str, torch.Tensor]:
+    """A picture with a text; with a side two of them, the shorter text padded there."""
+    picture = [50, *[51] * 16, 52]
+    texts = [[5, *picture, 7, 8, 9], [6, *picture, 4]][: 1 if side is None else 2]
+    ids = torch.zeros(len(texts), len(texts[0])).long()
+    for row, text in zip(ids, texts, strict=True):
+        row[slice(-len(text), None) if side == "left" else slice(len(text))] = torch.tensor(text)
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids > 0).long(),
+        "pixel_values": torch.randn(64 * len(texts), 96, generator=draw),
+        "image_grid_thw": torch.tensor([[1, 8, 8]] * len(texts)),
+        "mm_token_type_ids": (ids == 51).long(),
+    }
+
+
+def eager_weights(family: str, side: str | None) -> list[torch.Tensor]:
+    """The dense weights of each call in order, as transformers' eager function returns them.
+
+    For families that return themselves only some of what they compute.
+    """
+    model, found = model_of(family, "eager"), []
+    code = sys.modules[type(model).__module__]
+    own = code.eager_attention_forward
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        output = own(*args, **kwargs)
+        found.append(output[1])
+        return output
+
+    with mock.patch.object(code, "eager_attention_forward", noted), torch.no_grad():
+        model(**inputs_of(family, side))
+    return found

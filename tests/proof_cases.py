@@ -85,7 +85,7 @@ def family(name: str) -> Case:
         language=(lambda how: _language(name, how)) if name in WRITERS else None,
         prompt=lambda: _prompt(name),
         written="sdpa" if name == "falcon" else "eager",
-        whole=lambda: _prompt(name) if name in TEXTLESS + PAIRS else inputs(),
+        whole=lambda: _whole(name),
     )
 
 
@@ -97,7 +97,7 @@ def _pairs(name: str, given: dict[str, Tensor], seen: Seen, output: Any, side: s
             output = model_of(name, "eager")(**inputs_of(name, side), output_attentions=True)
     return [
         (index, dense, real_rows(name, seen, index, given, dense))
-        for index, dense in attentions(name, seen, output)
+        for index, dense in attentions(name, side, seen, output)
     ]
 
 
@@ -124,10 +124,17 @@ def _language(name: str, implementation: str) -> Any:
 def _prompt(name: str) -> dict[str, Any]:
     """What is written on: two texts, one padded; a picture with a text; sound."""
     if name == "qwen2_5_vl":
-        return inputs_of(name)
+        return inputs_of(name, "left")
     if name == "whisper":
         return {"input_features": inputs_of(name)["input_features"]}
     return inputs("right" if name in PAIRS else "left")
+
+
+def _whole(name: str) -> dict[str, Any]:
+    """The same without padding, but of pairs, whose encoders take it as it is."""
+    if name == "qwen2_5_vl":
+        return inputs_of(name)
+    return _prompt(name) if name in PAIRS else inputs()
 
 
 # ---- real models -------------------------------------------------------------------------------
