@@ -45,6 +45,29 @@ def test_a_recording_is_looked_at_as_the_run_was(tmp_path, monkeypatch):
     assert look(eyeline.load(path), pieces=True, layer=2, head=3).name == "L2 H3"
 
 
+def test_a_run_that_was_saved_by_hand_knows_its_model(tmp_path):
+    path = tmp_path / "x.safetensors"
+    loaded = models.load("minilm")
+    tokens = loaded.tokens(TEXT)
+    with torch.no_grad(), eyeline.watch(loaded.model) as seen:
+        loaded.model(**loaded.inputs(tokens))
+    seen.tokens = tokens
+    seen.save(path)
+    assert eyeline.load(path).model == "minilm"
+    assert look(eyeline.load(path)).title == "MiniLM (all-MiniLM-L6-v2)"
+
+
+def test_weights_without_a_name_are_called_by_their_class():
+    loaded = models.load("minilm").model
+    model = type(loaded).from_pretrained(
+        None, config=type(loaded.config)(**loaded.config.to_dict()), state_dict=loaded.state_dict()
+    )
+    assert model.config.name_or_path == "None"
+    with torch.no_grad(), eyeline.watch(model) as seen:
+        model(input_ids=torch.tensor([[5, 6]]))
+    assert seen.model == "BertModel"
+
+
 def test_the_command_writes_and_reads_recordings(run, tmp_path):  # noqa: F811
     first = run("look", TEXT, "--save", "x.safetensors", "--json")
     again = run("look", "x.safetensors", "--json")

@@ -81,6 +81,7 @@ class LoadedModel:
             )
         tied = whole.get_output_embeddings().weight is whole.get_input_embeddings().weight
         setattr(whole, whole.base_model_prefix, self.model)
+        whole.config.name_or_path = self.name
         if tied:
             whole.get_output_embeddings().weight = whole.get_input_embeddings().weight
         language_model: torch.nn.Module = whole.eval().requires_grad_(False)
@@ -119,6 +120,7 @@ def ready(
     config: Any = model.config
     # A cache would copy every key and value once more, and one forward has no use for it.
     config.use_cache = False
+    config.name_or_path = name  # what a recording says of it, in place of a folder
     model.eval().requires_grad_(False)
     return LoadedModel(
         name=name,

@@ -89,7 +89,7 @@ def _watching(model: torch.nn.Module, values: bool, kernel: str) -> Iterator[See
 def _name(model: torch.nn.Module) -> str:
     """What a model calls itself, of a path the last part; else its class."""
     told = getattr(getattr(model, "config", None), "name_or_path", None)
-    if not isinstance(told, str) or not told:
+    if not isinstance(told, str) or told in ("", "None"):  # transformers' word for weights alone
         return type(model).__name__
     return os.path.basename(os.path.normpath(told)) if os.path.isabs(told) else told
 
