@@ -13,7 +13,9 @@ import eyeline
 from eyeline import models
 from eyeline.errors import ArgumentError
 from eyeline.looking import look
+from eyeline.looking.pictures import look_at
 from eyeline.seen import Call, Seen
+from tests.real import DATA
 from tests.test_cli import run  # noqa: F401  the fixture
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -126,3 +128,57 @@ def test_what_a_model_wrote_is_marked_in_a_recording(tmp_path):
     assert alike(told(again), told(first))
     assert sum(again.generated) > 0
     assert eyeline.load(path).generated.sum() == 5
+
+
+# ---- pictures ------------------------------------------------------------------------------------
+
+
+def test_a_recording_of_a_picture_is_looked_at_without_the_model(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    first = look_at(models.read_picture(DATA / "coffee.jpg", longest=8), token="r2c3", save=path)
+    monkeypatch.setattr(models, "load", None)
+    monkeypatch.setattr("eyeline.looking.asked.load", None)
+    again = look_at(eyeline.load(path), token="r2c3")
+    of_file = ("name", "width", "height", "image", "seconds")
+    one, two = (
+        {name: value for name, value in vars(found).items() if name not in of_file}
+        for found in (first, again)
+    )
+    assert alike({**one, "strongest": ()}, {**two, "strongest": ()})
+    assert [patch.name for patch in one["strongest"]] == [p.name for p in two["strongest"]]
+    assert (again.title, again.image) == ("DINOv2 (small)", None)
+    assert (again.width, again.height) == (8 * 14, again.rows * 14)
+    with pytest.raises(ArgumentError, match="no patch “r9c9”"):
+        look_at(eyeline.load(path), token="r9c9")
+
+
+def test_a_run_over_something_else_is_no_picture(tmp_path):
+    look(TEXT, save=tmp_path / "x.safetensors")
+    with pytest.raises(ArgumentError, match="patches of a picture"):
+        look_at(eyeline.load(tmp_path / "x.safetensors"))
+    x = torch.zeros(1, 1, 6, 2)
+    seen = Seen([Call("layer", x, x)])
+    seen.tokens = models.read_picture(DATA / "coffee.jpg", longest=2).tokens()
+    with pytest.raises(ArgumentError, match="patches of a picture"):
+        look_at(seen)
+
+
+def test_the_command_records_pictures(run, tmp_path):  # noqa: F811
+    coffee = str(DATA / "coffee.jpg")
+    first = run("look", "--image", coffee, "--save", "x.safetensors", "--json")
+    again = run("look", "x.safetensors", "--json", "--svg", "x.svg")
+    assert (first.code, again.code) == (0, 0), (first.err, again.err)
+    assert alike(json.loads(first.out)["values"], json.loads(again.out)["values"])
+    assert "<image" not in (tmp_path / "x.svg").read_text()
+    screen = run("look", "x.safetensors", "--token", "r2c3")
+    assert "What r2c3 looks at" in screen.out
+    assert 'look "x.safetensors" --token r2c3 --html' in screen.out
+    assert "--image" not in screen.out
+    for option in (["--by", "near"], ["--pieces"], ["--top", "5"]):
+        done = run("look", "x.safetensors", *option)
+        assert done.code == 2
+        assert f"A recording of a picture and {option[0]} were given" in done.err
+    done = run("look", "--audio", str(DATA / "sentence.wav"), "--save", "x.safetensors")
+    assert (done.code, "--audio and --save were given" in done.err) == (2, True)
+    done = run("look", "--image", coffee, "--save", coffee)
+    assert (done.code, "name the same file" in done.err) == (2, True)

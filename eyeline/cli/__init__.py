@@ -23,6 +23,7 @@ from eyeline.cli.arguments import (
     check_one_of,
     check_only_with,
     check_writable,
+    is_of_picture,
     recording_of,
     text_of,
     utf8,
@@ -147,7 +148,9 @@ def look(
     if not download:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     check_writable(html, svg, save)
-    check_different({"--file": file, "--html": html, "--svg": svg, "--save": save})
+    check_different(
+        {"--file": file, "--image": image, "--html": html, "--svg": svg, "--save": save}
+    )
 
     from eyeline.glossary import language
 
@@ -158,12 +161,15 @@ def look(
             image,
             audio,
             **{"--file": file, "--generate": generate, "--block": block, "--pieces": pieces},
-            **{"--save": save, "--by": by is not By.words, "--top": top != 3},
+            **{"--by": by is not By.words, "--top": top != 3},
         )
-        if audio is not None:
-            check_one_of({"--audio": True, "--token": token is not None})
-        found, show = _of_file(image, audio, model, layer, head, token, spoken)
-        source = str(audio or image)
+    if audio is not None:
+        check_none_with("--audio", {"--token": token is not None, "--save": save})
+        found, show = _of_sound(audio, model, layer, head, spoken)
+        source = str(audio)
+    elif image is not None:
+        found, show = _of_picture(image, model, layer, head, token, spoken, save)
+        source = str(image)
     else:
         words, source = text_of(text, file)
         run = recording_of(words, {"--model": model, "--generate": generate, "--block": block})
@@ -182,6 +188,12 @@ def look(
                 | {option: value is not None for option, value in told.items()},
             )
             found, show = _without_heads(words, block, model, **common)
+        elif run is not None and is_of_picture(run):
+            check_none_with(
+                "A recording of a picture",
+                {"--pieces": pieces, "--by": by is not By.words, "--top": top != 3},
+            )
+            found, show = _of_picture(run, None, layer, head, token, spoken, save)
         else:
             found, show = _of_text(
                 words if run is None else run,
@@ -198,30 +210,34 @@ def look(
     show_and_save(found, show, source, json, html, svg, spoken)
 
 
-def _of_file(
-    image: Path | None,
-    audio: Path | None,
+def _of_sound(
+    audio: Path, model: str | None, layer: int | None, head: int | None, lang: str
+) -> Looked:
+    """A look at speech."""
+    from eyeline.looking.sounds import listen
+    from eyeline.views.sounds import show
+
+    found = listen(audio, model or "whisper", layer=layer, head=head, lang=lang)
+    return found, partial(show, found)
+
+
+def _of_picture(
+    image: Path | Seen,
     model: str | None,
     layer: int | None,
     head: int | None,
     token: str | None,
     lang: str,
+    save: Path | None,
 ) -> Looked:
-    """A look at speech, or else at a picture."""
-    if audio is not None:
-        from eyeline.looking.sounds import listen
-        from eyeline.views.sounds import show as show_sound
-
-        heard = listen(audio, model or "whisper", layer=layer, head=head, lang=lang)
-        return heard, partial(show_sound, heard)
-    assert image is not None
+    """A look at a picture, or at a recording of one."""
     from eyeline.looking.pictures import look_at
-    from eyeline.views.pictures import show as show_picture
+    from eyeline.views.pictures import show
 
-    seen = look_at(
-        image, model or "dinov2", layer=layer, head=head, token=token or "CLS", lang=lang
+    found = look_at(
+        image, model or "dinov2", layer=layer, head=head, token=token or "CLS", save=save, lang=lang
     )
-    return seen, partial(show_picture, seen)
+    return found, partial(show, found)
 
 
 def _without_heads(words: str, heads: str, model: str | None, *, top: int, **asked: Any) -> Looked:

@@ -64,6 +64,13 @@ def recording_of(text: str, options: Mapping[str, object]) -> Seen | None:
     return load(text)
 
 
+def is_of_picture(run: Seen) -> bool:
+    """Whether a recording is of a picture's patches."""
+    from eyeline.looking.pictures import patches
+
+    return patches(run) is not None
+
+
 def _piped() -> str:
     """All of standard input; one that stays silent is said to be waited for."""
     if sys.stdin is None:

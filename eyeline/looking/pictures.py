@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyeline import recording
 from eyeline.errors import ArgumentError
 from eyeline.glossary import language
 from eyeline.looking import asked
 from eyeline.looking.asked import Model, within
 from eyeline.looking.data import view
-from eyeline.models import Progress, read_picture
-from eyeline.models.pictures import CLASS, Picture
-from eyeline.seen import watch
+from eyeline.models import Progress, known, read_picture
+from eyeline.models.pictures import CLASS, PATCH, Picture, patch_names
+from eyeline.seen import Seen, watch
 
 _PATCH = re.compile(r"r(\d+)c(\d+)")
 _NAMED = 5  # of the patches that are looked at most
@@ -41,8 +42,9 @@ class PictureLook:
     `values` [rows][columns] is what the token gives each patch, `rest` what it gives the class
     token; together they sum to 1. `head` None means the average over the heads of the layer.
     `half` is the smallest share of the patches that together hold half of what all patches get,
-    and `overview` the same for each layer and head. `print(look)` is the screen of the command
-    line.
+    and `overview` the same for each layer and head. `image` is None for a recording, which holds no
+    picture; `width` and `height` are then those that the model saw. `print(look)` is the screen of
+    the command line.
     """
 
     name: str
@@ -93,13 +95,28 @@ class PictureLook:
         return str(view("pictures").fragment(self))
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """What is looked at: a run over the patches of a picture."""
+
+    seen: Seen
+    name: str
+    model: str
+    title: str
+    rows: int
+    columns: int
+    size: tuple[int, int]
+    image: Any
+
+
 def look_at(
-    picture: str | os.PathLike[str] | Picture,
+    picture: str | os.PathLike[str] | Picture | Seen,
     model: Model = "dinov2",
     *,
     layer: int | None = None,
     head: int | None = None,
     token: str = CLASS,
+    save: str | os.PathLike[str] | None = None,
     lang: str | None = None,
     progress: Progress | None = None,
 ) -> PictureLook:
@@ -107,8 +124,10 @@ def look_at(
 
     `token` is the class token "CLS", which stands for the whole picture, or a patch by its row and
     column from the top left, "r3c7". `layer` is the last one unless given, `head` the average over
-    its heads. Errors: ModelError for a file that is no picture, or a model that reads none;
-    ArgumentError for a layer, head or token that is not there.
+    its heads. `save` names a file for a recording of the run; in place of a picture `look_at` also
+    takes one, as `eyeline.load(path)` gives it, and needs no model then. Errors: ModelError for a
+    file that is no picture, or a model that reads none; ArgumentError for a layer, head or token
+    that is not there, or a run over something else.
 
     >>> from PIL import Image
     >>> picture = Image.new("RGB", (140, 70), "white")
@@ -119,38 +138,49 @@ def look_at(
     >>> print(f"{sum(map(sum, look.values)) + look.rest:.3f}")
     1.000
     """
-    loaded = asked.loaded(model, progress=progress)
-    loaded.expect("picture")
-    read = picture if isinstance(picture, Picture) else read_picture(picture)
-    name = "a picture" if isinstance(picture, Picture) else os.path.basename(os.fspath(picture))
-    at = _index(token, read)
     started = time.perf_counter()
-    with torch.no_grad(), watch(loaded.model) as seen:
-        loaded.model(**read.inputs())
-    chosen = len(seen) - 1 if layer is None else within("layer", layer, len(seen))
+    if isinstance(picture, Seen):
+        ran = _recorded(picture)
+        at = _index(token, ran.rows, ran.columns)
+    else:
+        loaded = asked.loaded(model, progress=progress)
+        loaded.expect("picture")
+        read = picture if isinstance(picture, Picture) else read_picture(picture)
+        at = _index(token, read.rows, read.columns)
+        started = time.perf_counter()
+        name = "a picture" if isinstance(picture, Picture) else os.path.basename(os.fspath(picture))
+        with torch.no_grad(), watch(loaded.model) as seen:
+            loaded.model(**read.inputs())
+        seen.tokens = read.tokens()
+        grid = (read.rows, read.columns)
+        ran = _Ran(seen, name, loaded.name, loaded.title, *grid, read.size, read.image)
+    if save is not None:
+        recording.save(ran.seen, save, model=ran.model)
+    chosen = len(ran.seen) - 1 if layer is None else within("layer", layer, len(ran.seen))
     # one row of each head: [layers, heads, tokens]
-    rows = torch.stack([weights[0, :, at] for weights in seen]).float()
+    rows = torch.stack([weights[0, :, at] for weights in ran.seen]).float()
     if head is not None:
         within("head", head, rows.shape[1])
     row = rows[chosen].mean(0) if head is None else rows[chosen, head]
     best = row[1:].topk(min(_NAMED, len(row) - 1))
-    names = read.tokens().pieces[1:]
+    assert ran.seen.tokens is not None
+    names = ran.seen.tokens.pieces[1:]
     return PictureLook(
-        name=name,
+        name=ran.name,
         lang=language(lang),
-        model=loaded.name,
-        title=loaded.title,
-        width=read.size[0],
-        height=read.size[1],
-        rows=read.rows,
-        columns=read.columns,
+        model=ran.model,
+        title=ran.title,
+        width=ran.size[0],
+        height=ran.size[1],
+        rows=ran.rows,
+        columns=ran.columns,
         layers=rows.shape[0],
         heads=rows.shape[1],
         tokens=rows.shape[2],
         token=token,
         layer=chosen,
         head=head,
-        values=tuple(map(tuple, row[1:].view(read.rows, read.columns).tolist())),
+        values=tuple(map(tuple, row[1:].view(ran.rows, ran.columns).tolist())),
         rest=float(row[0]),
         half=float(half(row[1:])),
         overview=tuple(map(tuple, half(rows[..., 1:]).tolist())),
@@ -158,8 +188,42 @@ def look_at(
             Patch(names[i], w) for i, w in zip(best.indices.tolist(), best.values.tolist())
         ),
         seconds=time.perf_counter() - started,
-        image=read.image,
+        image=ran.image,
     )
+
+
+def patches(seen: Seen) -> tuple[int, int] | None:
+    """(rows, columns) of the picture that a run is over; None where it is over something else.
+
+    >>> from eyeline.tokens import assemble
+    >>> pieces = (CLASS, *patch_names(2, 3))
+    >>> places = [(0, 0)] * 7
+    >>> patches(Seen(tokens=assemble("", ids=range(7), raw=pieces, offsets=places)))
+    (2, 3)
+    """
+    pieces = () if seen.tokens is None else tuple(seen.tokens.pieces)
+    last = _PATCH.fullmatch(pieces[-1]) if pieces else None
+    if last is None:
+        return None
+    rows, columns = int(last[1]) + 1, int(last[2]) + 1
+    whole = len(pieces) == 1 + rows * columns and pieces[1:] == tuple(patch_names(rows, columns))
+    return (rows, columns) if whole and pieces[0] == CLASS else None
+
+
+def _recorded(seen: Seen) -> _Ran:
+    """A run over a picture that was watched or recorded before."""
+    grid = patches(seen)
+    count = 0 if grid is None else 1 + grid[0] * grid[1]
+    if grid is None or any(tuple(weights.shape[2:]) != (count, count) for weights in seen):
+        raise ArgumentError(
+            "look_at() is of a run over the patches of a picture, and this one has other tokens:"
+            " set seen.tokens = picture.tokens() before you save it."
+        )
+    name = seen.model or "a model"
+    title = next((model.title for model in known() if model.name == name), name)
+    rows, columns = grid
+    size = (PATCH * columns, PATCH * rows)
+    return _Ran(seen, "a recording", name, title, rows, columns, size, None)
 
 
 def half(row: Tensor) -> Tensor:
@@ -175,16 +239,15 @@ def half(row: Tensor) -> Tensor:
     return needed / row.shape[-1]
 
 
-def _index(token: str, picture: Picture) -> int:
+def _index(token: str, rows: int, columns: int) -> int:
     """The place of a token: 0 for the class token, then the patches by rows."""
     if token == CLASS:
         return 0
     found = _PATCH.fullmatch(token)
     row, column = (int(number) for number in found.groups()) if found else (-1, -1)
-    if not (0 <= row < picture.rows and 0 <= column < picture.columns):
-        last = f"r{picture.rows - 1}c{picture.columns - 1}"
+    if not (0 <= row < rows and 0 <= column < columns):
         raise ArgumentError(
-            f"The picture has no patch “{token}”: they are r0c0 to {last}, and {CLASS} is the"
-            " token of the whole picture."
+            f"The picture has no patch “{token}”: they are r0c0 to r{rows - 1}c{columns - 1}, and"
+            f" {CLASS} is the token of the whole picture."
         )
-    return 1 + row * picture.columns + column
+    return 1 + row * columns + column

@@ -52,7 +52,7 @@ class Picture:
         >>> read_picture(Image.new("RGB", (200, 100)), longest=4).tokens().pieces
         ('CLS', 'r0c0', 'r0c1', 'r0c2', 'r0c3', 'r1c0', 'r1c1', 'r1c2', 'r1c3')
         """
-        names = [f"r{row}c{column}" for row in range(self.rows) for column in range(self.columns)]
+        names = patch_names(self.rows, self.columns)
         ends = np.cumsum([len(name) + 1 for name in names]).tolist()
         places = [(end - 1 - len(name), end - 1) for name, end in zip(names, ends, strict=True)]
         return assemble(
@@ -62,6 +62,15 @@ class Picture:
             offsets=((0, 0), *places),
             special=(True, *(False for _ in names)),
         )
+
+
+def patch_names(rows: int, columns: int) -> list[str]:
+    """The patches by row and column from the top left, row after row.
+
+    >>> patch_names(2, 2)
+    ['r0c0', 'r0c1', 'r1c0', 'r1c1']
+    """
+    return [f"r{row}c{column}" for row in range(rows) for column in range(columns)]
 
 
 def read_picture(

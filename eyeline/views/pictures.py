@@ -39,8 +39,12 @@ def show(
     source: str | None = None,
     program: str = "eyeline",
 ) -> None:
-    """Print the screen on a console; `source` is the path as it was given on the command line."""
-    base = f"{program} look --image {quoted(source or look.name)}"
+    """Print the screen on a console; `source` is how the command line named the picture."""
+    if look.image is None:  # a recording, named as a text is
+        named = source or quoted(look.name)
+    else:
+        named = f"--image {quoted(source or look.name)}"
+    base = f"{program} look {named}"
     _Screen(console, encoding or console.encoding, look.lang).show(look, base)
 
 
@@ -125,10 +129,11 @@ def figure(look: PictureLook, *, paper: bool = True) -> str:
     if paper:
         parts.append('<rect width="100%" height="100%" fill="#ffffff"/>')
         parts.append(f'<text x="8" y="20" font-size="14" fill="#1f2328">{escape(title)}</text>')
-    parts.append(
-        f'<image x="0" y="{top}" width="{width:.0f}" height="{height:.0f}"'
-        f' preserveAspectRatio="none" href="data:image/jpeg;base64,{_jpeg(look)}"/>'
-    )
+    if look.image is not None:
+        parts.append(
+            f'<image x="0" y="{top}" width="{width:.0f}" height="{height:.0f}"'
+            f' preserveAspectRatio="none" href="data:image/jpeg;base64,{_jpeg(look)}"/>'
+        )
     parts += _squares(look, side, top)
     if look.token != "CLS":
         row, column = map(int, look.token[1:].split("c"))
