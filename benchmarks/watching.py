@@ -3,9 +3,11 @@
     python benchmarks/watching.py            measure and print
     python benchmarks/watching.py --write    and store results/watching.json
 
-Rounds are interleaved: each round runs the model unwatched and watched, in an order that turns
-from round to round, so whatever else the machine does falls on both; a ratio is the median of the
-rounds' own ratios. The outputs are compared, bit for bit, before anything is timed.
+Rounds are interleaved: each runs the model unwatched, watched, and with an attention function that
+puts queries and keys in a list and does nothing else, the least that keeping them can cost. Their
+order is shuffled, since what one of them leaves in the allocator saves the next one pages of fresh
+memory. A ratio is the median of the rounds' own ratios. The outputs are compared, bit for bit,
+before anything is timed.
 """
 
 from __future__ import annotations
@@ -13,14 +15,21 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
+import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
 
 import eyeline
 from eyeline import models
@@ -39,11 +48,42 @@ def text_of(loaded: Any, length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)).long()}
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """How long it takes."""
+class Cost(NamedTuple):
+    """What one run took, and how many pages of memory were touched for the first time."""
+
+    seconds: float
+    pages: int
+
+
+def cost(work: Callable[[], Any]) -> Cost:
+    """What it takes."""
+    gc.collect()
+    pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     started = time.perf_counter()
     work()
-    return time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    return Cost(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - pages)
+
+
+@contextmanager
+def listing(model: Any) -> Iterator[None]:
+    """Let the model run its SDPA attention and put the queries and keys of each call in a list."""
+    held: list[tuple[Tensor, Tensor]] = []
+
+    def attend(
+        module: torch.nn.Module, query: Tensor, key: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        held.append((query, key))
+        return sdpa_attention_forward(module, query, key, *args, **kwargs)
+
+    AttentionInterface.register("listing", attend)
+    AttentionMaskInterface.register("listing", sdpa_mask)
+    model.set_attn_implementation("listing")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("sdpa")
+        held.clear()
 
 
 def kept(seen: Seen) -> tuple[int, int]:
@@ -53,11 +93,8 @@ def kept(seen: Seen) -> tuple[int, int]:
     return sum(storages.values()), sum(t.nbytes for t in held)
 
 
-def measure(name: str, length: int) -> dict[str, Any]:
-    """One model at one length."""
-    loaded = models.load(name)
-    inputs = text_of(loaded, length)
-    model = loaded.model
+def runs_of(model: Any, inputs: dict[str, Tensor]) -> dict[str, Callable[[], Cost]]:
+    """What is measured, by name."""
 
     def plain() -> Any:
         return model(**inputs)
@@ -67,40 +104,56 @@ def measure(name: str, length: int) -> dict[str, Any]:
             model(**inputs)
         return seen
 
-    def inside() -> float:
+    def inside() -> Cost:
         """The forward alone, in a block that is open already."""
         with eyeline.watch(model):
-            return seconds(plain)
+            return cost(plain)
 
+    def listed() -> Cost:
+        with listing(model):
+            return cost(plain)
+
+    return {
+        "unwatched": lambda: cost(plain),
+        "block": lambda: cost(watched),
+        "forward": inside,
+        "list": listed,
+    }
+
+
+def measure(name: str, length: int) -> dict[str, Any]:
+    """One model at one length."""
+    loaded = models.load(name)
+    model, inputs = loaded.model, text_of(loaded, length)
+    runs = runs_of(model, inputs)
     with torch.no_grad():
         with eyeline.watch(model) as seen:
             looked = model(**inputs)[0]
         assert torch.equal(looked, model(**inputs)[0])
         storages, tensors = kept(seen)
         del seen, looked
-        times: dict[str, list[float]] = {"unwatched": [], "watched": [], "forward": []}
-        for number in range(ROUNDS):
-            runs = {
-                "unwatched": lambda: seconds(plain),
-                "watched": lambda: seconds(watched),
-                "forward": inside,
-            }
-            order = list(runs)
-            for turn in range(len(order)):
-                key = order[(turn + number) % len(order)]
-                gc.collect()
-                times[key].append(runs[key]())
+        costs: dict[str, list[Cost]] = {key: [] for key in runs}
+        shuffled = random.Random(1)
+        for _ in range(ROUNDS):
+            for key in shuffled.sample(list(runs), len(runs)):
+                costs[key].append(runs[key]())
 
     def ratio(key: str) -> float:
-        pairs = zip(times[key], times["unwatched"], strict=True)
-        return round(statistics.median(a / b for a, b in pairs), 4)
+        pairs = zip(costs[key], costs["unwatched"], strict=True)
+        return round(statistics.median(a.seconds / b.seconds for a, b in pairs), 4)
 
+    def pages(key: str) -> int:
+        return int(statistics.median(one.pages for one in costs[key]))
+
+    unwatched = statistics.median(one.seconds for one in costs["unwatched"])
     return {
         "model": name,
         "tokens": length,
-        "unwatched_ms": round(1000 * statistics.median(times["unwatched"]), 2),
+        "unwatched_ms": round(1000 * unwatched, 2),
         "forward_ratio": ratio("forward"),
-        "block_ratio": ratio("watched"),
+        "block_ratio": ratio("block"),
+        "list_ratio": ratio("list"),
+        "fresh_pages": {key: pages(key) for key in runs},
         "kept_mib": round(storages / MIB, 3),
         "q_and_k_mib": round(tensors / MIB, 3),
     }
@@ -115,8 +168,9 @@ def main() -> None:
         print(
             f"{found['model']:8} {found['tokens']:5} tokens: unwatched {found['unwatched_ms']} ms;"
             f" watched forward x {found['forward_ratio']}, with the block itself x"
-            f" {found['block_ratio']}; keeps {found['kept_mib']} MiB,"
-            f" q and k are {found['q_and_k_mib']} MiB",
+            f" {found['block_ratio']}, a list of q and k x {found['list_ratio']}; fresh pages"
+            f" {found['fresh_pages']}; keeps {found['kept_mib']} MiB, q and k are"
+            f" {found['q_and_k_mib']} MiB",
             flush=True,
         )
     if "--write" in sys.argv[1:]:
