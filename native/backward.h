@@ -4,7 +4,7 @@
 
 namespace eyeline {
 
-// Adds the gradients that are wanted. False where there was no memory.
+// The gradients that are wanted. False where there was no memory.
 bool backward(const Table& table, const Problem& problem, const Slopes& slopes, int threads,
               const Watch& watch);
 

@@ -71,8 +71,8 @@ struct Problem {
   }
 };
 
-// What arrives at a problem's results, and where the gradients of its inputs are added up. What is
-// null is not there, or not wanted. All but dout is contiguous.
+// What arrives at a problem's results, and where the gradients of its inputs go. What is null is not
+// there, or not wanted. All but dout is contiguous.
 struct Slopes {
   View dout;                    // [N, Hq, Tq, Dv] of the problem's `number`
   const float* dlse = nullptr;  // [N, Hq, Tq]

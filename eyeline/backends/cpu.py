@@ -133,7 +133,7 @@ class Cpu(Backend):
             out, dout, dropout = values.out, values.grad.resolve_neg(), values.dropout
         r = None if lse_grad is None else lse_grad.to(torch.float32).contiguous()
         found: dict[str, Tensor | None] = {
-            name: t.new_zeros(t.shape, dtype=torch.float32) if name in wanted else None
+            name: t.new_empty(t.shape, dtype=torch.float32) if name in wanted else None
             for name, t in {"q": problem.q, "k": problem.k, "v": v}.items()
         }
         inner = None

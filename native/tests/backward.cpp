@@ -44,13 +44,6 @@ struct Arrived {
   }
 };
 
-// A gradient that the kernels add to: 0 at first.
-float* nothing_yet(Drawn& drawn, size_t size) {
-  float* const at = drawn.result({static_cast<int64_t>(size)}, 4).at<float>(0);
-  std::memset(at, 0, size * sizeof *at);
-  return at;
-}
-
 // Which number that is not finite comes of many sums is left open.
 template <class Real>
 std::vector<Real> finite_or_nan(std::vector<Real> x) {
@@ -78,7 +71,10 @@ void compare_all(const Table& table, Drawn& drawn, const std::string& what, Find
   Slopes alone = arrived.slopes, shared = arrived.slopes;
   for (int i = 0; i < 3; ++i)
     for (Slopes* slopes : {&alone, &shared})
-      if (asked >> i & 1) slopes->*all[i].place = nothing_yet(drawn, all[i].exact.size());
+      if (asked >> i & 1) {
+        const auto size = static_cast<int64_t>(all[i].exact.size());
+        slopes->*all[i].place = drawn.result({size}, 4).at<float>(0);
+      }
   findings.expect(backward(table, p, alone, 1, Watch{}) && backward(table, p, shared, 3, Watch{}),
                   what + ": there was no memory");
   for (const auto& [name, place, exactly, plainly] : all) {
