@@ -14,6 +14,7 @@ from eyeline import models
 from eyeline.errors import ArgumentError
 from eyeline.looking import look
 from eyeline.looking.pictures import look_at
+from eyeline.looking.sounds import listen
 from eyeline.seen import Call, Seen
 from tests.real import DATA
 from tests.test_cli import run  # noqa: F401  the fixture
@@ -178,7 +179,54 @@ def test_the_command_records_pictures(run, tmp_path):  # noqa: F811
         done = run("look", "x.safetensors", *option)
         assert done.code == 2
         assert f"A recording of a picture and {option[0]} were given" in done.err
-    done = run("look", "--audio", str(DATA / "sentence.wav"), "--save", "x.safetensors")
-    assert (done.code, "--audio and --save were given" in done.err) == (2, True)
     done = run("look", "--image", coffee, "--save", coffee)
     assert (done.code, "name the same file" in done.err) == (2, True)
+
+
+# ---- speech --------------------------------------------------------------------------------------
+
+
+def test_a_recording_of_speech_is_looked_at_without_the_model(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    first = listen(DATA / "words.wav", save=path)
+    monkeypatch.setattr(models, "load", None)
+    monkeypatch.setattr("eyeline.looking.asked.load", None)
+    again = listen(eyeline.load(path))
+    assert again.words == first.words
+    of_file = ("name", "notes", "seconds", "recorded", "words")
+    one, two = (
+        {name: value for name, value in vars(found).items() if name not in of_file}
+        for found in (first, again)
+    )
+    assert alike(one, two)
+    assert (again.title, again.recorded) == ("Whisper (tiny.en)", True)
+    assert listen(eyeline.load(path), layer=2, head=1).heads == ((2, 1),)
+
+
+def test_what_a_run_says_about_its_speech_is_checked(tmp_path):
+    path = tmp_path / "x.safetensors"
+    listen(DATA / "sentence.wav", save=path)
+    told = eyeline.load(path).about["speech"]
+    for changed in ({"seconds": "a"}, {"loud": [1]}, {"heads": [[9, 0]]}, {"heads": [[0]]}):
+        seen = eyeline.load(path)
+        seen.about = {"speech": {**told, **changed}}
+        with pytest.raises(ArgumentError):
+            listen(seen)
+    seen.about = {}
+    with pytest.raises(ArgumentError, match="no run over speech"):
+        listen(seen)
+
+
+def test_the_command_records_speech(run, tmp_path):  # noqa: F811
+    sentence = str(DATA / "sentence.wav")
+    first = run("look", "--audio", sentence, "--save", "x.safetensors", "--json")
+    again = run("look", "x.safetensors", "--json")
+    assert (first.code, again.code) == (0, 0), (first.err, again.err)
+    assert json.loads(first.out)["words"] == json.loads(again.out)["words"]
+    screen = run("look", "x.safetensors", "--layer", "2")
+    assert 'look "x.safetensors" --layer 2 --html' in screen.out
+    assert "--audio" not in screen.out
+    for option in (["--by", "near"], ["--token", "keys"]):
+        done = run("look", "x.safetensors", *option)
+        assert done.code == 2
+        assert f"A recording of speech and {option[0]} were given" in done.err

@@ -61,6 +61,7 @@ def seen_in(dtype=torch.float32, layers=LAYERS, values=True):
     missing = [Missing("other", "by hand"), Missing("dense", "by hand", torch.rand(2, 4, T, T))]
     seen = Seen(calls, missing, tokens=TOKENS, generated=torch.arange(T) > 5)
     seen.model = "a model"
+    seen.about = {"speech": {"seconds": 2.5, "loud": [3, 9]}, "mine": "好"}
     return seen
 
 
@@ -77,6 +78,7 @@ def test_what_was_written_comes_back(path, dtype):
     assert isinstance(read, Seen)
     assert (read.names, read.kinds, len(read)) == (seen.names, seen.kinds, len(seen))
     assert (read.tokens, read.model, read.kernel) == (TOKENS, "a model", "own")
+    assert read.about == seen.about
     assert read.versions["torch"] == torch.__version__
     assert read.generated.equal(seen.generated)
     assert [(m.name, m.reason) for m in read.missing] == [
@@ -318,6 +320,15 @@ def test_tokens_are_those_that_a_model_reads(path):
     seen.tokens = ["two", "keys"]
     with pytest.raises(ArgumentError, match=r"seen.tokens is a list"):
         seen.save(path)
+
+
+@pytest.mark.parametrize("about", [{"a": torch.ones(1)}, {"a": float("nan")}, [1], None])
+def test_facts_that_are_no_json_are_refused(path, about):
+    seen = seen_in()
+    seen.about = about
+    with pytest.raises(ArgumentError, match=r"seen\.about"):
+        seen.save(path)
+    assert not path.exists()
 
 
 def test_a_failed_write_leaves_what_was_there(path, monkeypatch):

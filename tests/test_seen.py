@@ -104,6 +104,9 @@ def refusal(model: Any) -> str:
 
 def test_nothing_seen_says_why():
     assert "The model was not called inside `with watch(model)`." in refusal(tiny("bert"))
+    model = torch.nn.LSTM(4, 4)
+    with pytest.raises(ModelError, match="It has no attention"), watch(model):
+        model(torch.randn(3, 4))
 
 
 def test_what_is_no_model_is_refused():

@@ -23,7 +23,7 @@ from eyeline.cli.arguments import (
     check_one_of,
     check_only_with,
     check_writable,
-    is_of_picture,
+    kind_of,
     recording_of,
     text_of,
     utf8,
@@ -148,9 +148,8 @@ def look(
     if not download:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     check_writable(html, svg, save)
-    check_different(
-        {"--file": file, "--image": image, "--html": html, "--svg": svg, "--save": save}
-    )
+    read = {"--file": file, "--image": image, "--audio": audio}
+    check_different({**read, "--html": html, "--svg": svg, "--save": save})
 
     from eyeline.glossary import language
 
@@ -164,8 +163,8 @@ def look(
             **{"--by": by is not By.words, "--top": top != 3},
         )
     if audio is not None:
-        check_none_with("--audio", {"--token": token is not None, "--save": save})
-        found, show = _of_sound(audio, model, layer, head, spoken)
+        check_none_with("--audio", {"--token": token is not None})
+        found, show = _of_sound(audio, model, layer, head, spoken, save)
         source = str(audio)
     elif image is not None:
         found, show = _of_picture(image, model, layer, head, token, spoken, save)
@@ -188,12 +187,14 @@ def look(
                 | {option: value is not None for option, value in told.items()},
             )
             found, show = _without_heads(words, block, model, **common)
-        elif run is not None and is_of_picture(run):
-            check_none_with(
-                "A recording of a picture",
-                {"--pieces": pieces, "--by": by is not By.words, "--top": top != 3},
-            )
-            found, show = _of_picture(run, None, layer, head, token, spoken, save)
+        elif run is not None and (kind := kind_of(run)) is not None:
+            of_text = {"--pieces": pieces, "--by": by is not By.words, "--top": top != 3}
+            check_none_with(f"A recording of {kind}", of_text)
+            if kind == "speech":
+                check_none_with("A recording of speech", {"--token": token is not None})
+                found, show = _of_sound(run, None, layer, head, spoken, save)
+            else:
+                found, show = _of_picture(run, None, layer, head, token, spoken, save)
         else:
             found, show = _of_text(
                 words if run is None else run,
@@ -211,13 +212,18 @@ def look(
 
 
 def _of_sound(
-    audio: Path, model: str | None, layer: int | None, head: int | None, lang: str
+    audio: Path | Seen,
+    model: str | None,
+    layer: int | None,
+    head: int | None,
+    lang: str,
+    save: Path | None,
 ) -> Looked:
-    """A look at speech."""
+    """A look at speech, or at a recording of one."""
     from eyeline.looking.sounds import listen
     from eyeline.views.sounds import show
 
-    found = listen(audio, model or "whisper", layer=layer, head=head, lang=lang)
+    found = listen(audio, model or "whisper", layer=layer, head=head, save=save, lang=lang)
     return found, partial(show, found)
 
 

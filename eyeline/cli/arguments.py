@@ -64,11 +64,12 @@ def recording_of(text: str, options: Mapping[str, object]) -> Seen | None:
     return load(text)
 
 
-def is_of_picture(run: Seen) -> bool:
-    """Whether a recording is of a picture's patches."""
+def kind_of(run: Seen) -> str | None:
+    """What a recording is of, "a picture" or "speech"; None for a text."""
     from eyeline.looking.pictures import patches
+    from eyeline.looking.sounds import is_speech
 
-    return patches(run) is not None
+    return "a picture" if patches(run) is not None else "speech" if is_speech(run) else None
 
 
 def _piped() -> str:

@@ -53,12 +53,15 @@ class Sound:
         >>> Sound(np.repeat(np.float32([0, 0, 1, 0]), 320)).sounding(0.0, 0.06)
         0.04
         """
+        return sounding(self.loud(), start, until)
+
+    def loud(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """For each frame of 20 ms whether a sample in it reaches a fiftieth of the loudest one."""
         size = round(FRAME * RATE)
         frames = np.abs(np.append(self.samples, np.zeros(-len(self.samples) % size)))
-        loud = frames.reshape(-1, size).max(1) > _SILENT * frames.max()
-        first, last = round(start / FRAME), round(until / FRAME)
-        found = np.flatnonzero(loud[first : last + 1])
-        return start if len(found) == 0 else round(float(first + found[0]) * FRAME, 2)
+        found: np.ndarray[Any, np.dtype[np.bool_]]
+        found = frames.reshape(-1, size).max(1) > _SILENT * frames.max()
+        return found
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """What Whisper's encoder takes: input_features, float32 [1, 80, 3000], 10 ms each."""
@@ -66,6 +69,13 @@ class Sound:
 
         found = WhisperFeatureExtractor()(self.samples, sampling_rate=RATE, return_tensors="pt")
         return {"input_features": found["input_features"]}
+
+
+def sounding(loud: np.ndarray[Any, np.dtype[np.bool_]], start: float, until: float) -> float:
+    """The first moment from `start` to `until` whose frame is loud; else `start`."""
+    first, last = round(start / FRAME), round(until / FRAME)
+    found = np.flatnonzero(loud[first : last + 1])
+    return start if len(found) == 0 else round(float(first + found[0]) * FRAME, 2)
 
 
 @dataclass(frozen=True)

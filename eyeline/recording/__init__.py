@@ -7,6 +7,7 @@ file.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import asdict
@@ -58,6 +59,7 @@ class Recording(Seen):
             generated=None if generated is None else reader.tensor(generated, (torch.bool,), 1),
         )
         self.model = reader.maybe(told, "model", str)
+        self.about: dict[str, Any] = reader.maybe(told, "about", dict) or {}
         self.versions: dict[str, str] = reader.get(told, "versions", dict)
         for name in file.entries:  # of no layer, and small but for what was missing
             if not name.partition(".")[0].isdecimal():
@@ -132,6 +134,7 @@ def save(seen: Seen, path: str | os.PathLike[str], *, model: str | None = None) 
     writer = Writer()
     description: dict[str, Any] = {"format": FORMAT, "versions": _versions()}
     description["model"] = model if model is not None else seen.model
+    description["about"] = _plain(seen.about)
     calls = [writer.call(at, call, seen[at]) for at, call in enumerate(seen.calls)]
     description["calls"] = calls
     description["missing"] = [writer.missing(at, one) for at, one in enumerate(seen.missing)]
@@ -161,6 +164,17 @@ def load(path: str | os.PathLike[str]) -> Recording:
     (tensor([0.3595, 0.6405, 0.0000]), tensor([[[0.0000, 0.6532, 1.0581]]]))
     """
     return Recording(Container(Path(path)))
+
+
+def _plain(about: Any) -> dict[str, Any]:
+    """Facts as they come back; ArgumentError for what JSON does not hold."""
+    try:
+        plain = json.loads(json.dumps(about, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"seen.about holds what JSON does not: {error}.") from None
+    if not isinstance(plain, dict):
+        raise ArgumentError(f"seen.about is a {type(about).__name__}: give a dict.")
+    return plain
 
 
 def _versions() -> dict[str, str]:

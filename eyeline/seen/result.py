@@ -27,7 +27,8 @@ class Seen:
     forward is listed again with "#2", "#3", ... The weights are built when first asked for, from
     queries and keys that are held until `seen` goes. What ran and was not seen stands in `missing`.
 
-    `tokens` are those of the text, where someone set them; `model` is the name of what ran.
+    `tokens` are those of the text, where someone set them; `model` is the name of what ran, and
+    `about` any facts of yours that a recording is to keep, as JSON has them.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Seen:
     ) -> None:
         self.tokens = tokens
         self.model: str | None = None
+        self.about: dict[str, Any] = {}
         self._unsettled: Callable[[], None] | None = None  # brings what was noted in passing
         self._held = list(calls)
         self._written = generated

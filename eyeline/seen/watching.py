@@ -21,6 +21,7 @@ from eyeline.seen.result import Seen
 
 _NOTHING = (
     "The model was not called inside `with watch(model)`.",
+    "It has no attention, as models of convolutions or recurrence alone.",
     "It was called through another object than the one that is watched (a compiled or traced"
     " copy, a deepcopy, another process).",
     "It ran in another thread than the block.",

@@ -40,8 +40,12 @@ def show(
     source: str | None = None,
     program: str = "eyeline",
 ) -> None:
-    """Print the screen on a console; `source` is the path as it was given on the command line."""
-    base = f"{program} look --audio {quoted(source or look.name)}"
+    """Print the screen on a console; `source` is how the command line named the sound."""
+    if look.recorded:  # named as a text is
+        named = source or quoted(look.name)
+    else:
+        named = f"--audio {quoted(source or look.name)}"
+    base = f"{program} look {named}"
     _Screen(console, encoding or console.encoding, look.lang).show(look, base)
 
 
