@@ -164,7 +164,7 @@ void run_reduce(const std::string& name, int threads, const Numbers& numbers,
 double multiply_adds(const std::string& name, int64_t rounds) {
   const Table& with = chosen(name);
   nb::gil_scoped_release release;
-  float result;
+  float result = 0.0f;
   return with.multiply_adds(rounds, &result);
 }
 

@@ -101,6 +101,20 @@ def test_scores_of_short_numbers_are_sums_of_floats(cpu, dtype, D, size):
         assert (lse - exact).abs().max() <= allowed
 
 
+@every_table
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("Tq", [3, 40])
+def test_an_output_is_rounded_alike_in_vectors_and_number_by_number(cpu, dtype, Tq):
+    """Entries side by side are written in vectors, those that lie apart one by one."""
+    q, k, v = (torch.randn(1, 2, n, 40) for n in (Tq, 30, 30))
+    v[..., 7], v[..., 0, 9], v[..., 3, 20] = v[..., 7] * 1e-7, POISON[0], POISON[1]
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    together = eyeline.attention(q, k, v, backend=cpu)[0]
+    apart = eyeline.attention(q.mT.contiguous().mT, k, v, backend=cpu)[0]
+    assert together.stride(-1) == 1 != apart.stride(-1)
+    assert torch.equal(together.view(torch.uint8), apart.contiguous().view(torch.uint8))
+
+
 def test_a_double_is_refused_when_the_backend_is_named():
     q = torch.eye(2, dtype=torch.float64)
     with pytest.raises(eyeline.errors.BackendError, match="and q is float64"):

@@ -237,9 +237,11 @@ struct Forward {
       const int64_t at = r - part.start;
       const Row here = row[at];
       T* to = p.out.at<T>(part.n, here.h, here.i);
-      const float l = row_sum[at].l, total = l == 0.0f ? 1.0f : l;
-      for (int64_t d = 0; d < p.Dv; ++d)
-        to[d * p.out.stride[3]] = T::round(out[at * Dv + d] / total);
+      const float l = row_sum[at].l, total = l == 0.0f ? 1.0f : l, *sums = out + at * Dv;
+      int64_t d = 0;
+      if (p.out.stride[3] == 1)
+        for (; d + W <= p.Dv; d += W) T::write(to + d, load(sums + d) / total);
+      for (; d < p.Dv; ++d) to[d * p.out.stride[3]] = T::round(sums[d] / total);
       const int64_t number = (part.n * p.Hq + here.h) * p.Tq + here.i;
       p.lse[number] = row_sum[at].lse();
       row_sum[at].write(p.m + number, p.l + number);

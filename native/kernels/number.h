@@ -32,11 +32,14 @@ inline Half load_half(const void* p) {
   return v;
 }
 
+inline void store_half(void* p, Half v) { std::memcpy(p, &v, sizeof v); }
+
 struct Float32 {
   float x;
   static F vector(const Float32* p) { return load(&p->x); }
   static float read(Float32 v) { return v.x; }
   static Float32 round(float x) { return {x}; }
+  static void write(Float32* p, F v) { store(&p->x, v); }
 };
 
 struct Bfloat16 {
@@ -49,6 +52,10 @@ struct Bfloat16 {
     const uint32_t b = bits_of(x);
     if (x != x) return {static_cast<uint16_t>((b >> 16) | 0x40)};
     return {static_cast<uint16_t>((b + 0x7fff + ((b >> 16) & 1)) >> 16)};
+  }
+  static void write(Bfloat16* p, F v) {
+    const U b = (U)v, quiet = (b >> 16) | 0x40, near = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
+    store_half(p, __builtin_convertvector(v != v ? quiet : near, Half));
   }
 };
 
@@ -94,6 +101,15 @@ struct Float16 {
     }
     const uint32_t rounded = size + 0xfff + ((size >> 13) & 1) - (112u << 23);
     return {static_cast<uint16_t>(sign | (rounded >> 13))};
+#endif
+  }
+  static void write(Float16* p, F v) {
+#if defined(__AVX512F__)
+    store_half(p, (Half)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    store_half(p, (Half)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < W; ++i) p[i] = round(v[i]);
 #endif
   }
 };
