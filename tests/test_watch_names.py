@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from eyeline.errors import ModelError
 from eyeline.seen import Call, Missing, Seen, watch
@@ -87,6 +89,38 @@ def test_layers_without_attention_are_named():
     assert seen.missing[0].reason == "A layer without attention, JambaMambaDecoderLayer."
     with pytest.raises(ModelError, match=r"layers\.0 was not seen: A layer without attention"):
         seen["layers.0"]
+
+
+class SkippingAttention(LlamaAttention):
+    """Asks transformers' interface for its function, but not always."""
+
+    skips = True
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+        if self.skips:
+            return hidden_states, None
+        assert ALL_ATTENTION_FUNCTIONS
+        return super().forward(hidden_states, **kwargs)
+
+
+def test_attention_that_does_not_call_the_interface_is_named():
+    model = tiny("llama")
+    first, second = (layer.self_attn for layer in model.layers)
+    second.__class__ = SkippingAttention
+    with watch(model) as seen:
+        assert second._forward_pre_hooks
+        assert not first._forward_pre_hooks
+        run(model, **inputs())
+    assert seen.names == ("layers.0.self_attn",)
+    assert [missing.name for missing in seen.missing] == ["layers.1.self_attn"]
+    assert seen.missing[0].reason == (
+        "SkippingAttention ran and did not call transformers' attention interface."
+    )
+    second.skips = False
+    with watch(model) as seen:
+        run(model, **inputs())
+    assert seen.names == ("layers.0.self_attn", "layers.1.self_attn")
+    assert seen.missing == ()
 
 
 # ---- attention by hand -------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor
 from eyeline.calls import Missing
 from eyeline.integrations.paths import attention_modules, named_cross, within
 
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # by this name every model of transformers knows it
 # What an attention module calls the states that its keys are made of, where not its own input.
 _SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context")
 
@@ -34,11 +37,44 @@ def crosses(module: torch.nn.Module, path: str, args: Any, kwargs: dict[str, Any
 def _always_heard(forward: Callable[..., Any]) -> bool:
     """Whether a module that runs is sure to be heard of, with nothing to be told of what it took.
 
-    Its code asks transformers' interface for a function, and it makes keys of its own input alone.
+    Its code calls the function that it asks transformers' interface for, on every way through, and
+    it makes keys of its own input alone.
     """
+    if not _asks(forward) or _sources(forward)[0]:
+        return False
+    try:
+        source = inspect.getsource(inspect.unwrap(forward))
+    except (OSError, SyntaxError):  # typed into a console; a lambda inside of other code
+        return False
+    return _always_calls(source)
+
+
+def _asks(forward: Callable[..., Any]) -> bool:
+    """Whether code asks transformers' interface for an attention function."""
     inner = inspect.unwrap(forward)
-    names = inner.__code__.co_names if inspect.isfunction(inner) else ()
-    return "ALL_ATTENTION_FUNCTIONS" in names and not _sources(forward)[0]
+    return inspect.isfunction(inner) and _INTERFACE in inner.__code__.co_names
+
+
+def _always_calls(source: str) -> bool:
+    """Whether the source of a function calls what it asks for before it can return or branch."""
+    function = ast.parse(textwrap.dedent(source)).body[0]
+    asked: set[str] = set()
+    for statement in getattr(function, "body", ()):
+        value = getattr(statement, "value", None)
+        if isinstance(value, ast.Call) and _name(value.func) in asked:
+            return True
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Return):
+                return False
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if any(_name(part) == _INTERFACE for part in ast.walk(node.value)):
+                    asked.update(map(_name, targets))
+    return False
+
+
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 @cache
@@ -120,11 +156,13 @@ class Ran:
         return (*map(self._unheard, unheard), *self._without[ran])
 
     def _unheard(self, path: str) -> Missing:
+        kind = type(self.named[path])
         reason = (
-            f"{type(self.named[path]).__name__} computes attention with code of its"
-            " own, not through transformers' attention interface nor torch's"
-            " scaled_dot_product_attention."
+            f"{kind.__name__} computes attention with code of its own, not through transformers'"
+            " attention interface nor torch's scaled_dot_product_attention."
         )
+        if _asks(kind.forward):
+            reason = f"{kind.__name__} ran and did not call transformers' attention interface."
         dense = self.dense.get(path)
         if dense is not None and not self.kinds[path] and dense.shape[-2] != dense.shape[-1]:
             # a band along the diagonal, as Longformer's, is no matrix of queries and keys
