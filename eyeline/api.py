@@ -70,6 +70,26 @@ def attention(
             "mask=eyeline.causal(); torch's own arguments are those of "
             "eyeline.functional.scaled_dot_product_attention."
         )
+    out, body = attended(q, k, v, mask, bias, scale, softcap, sinks, dropout, backend)
+    return out, wrap(body)
+
+
+scaled_dot_product_attention = attention
+
+
+def attended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | Tensor | None = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    backend: str | Backend | None = None,
+) -> tuple[Tensor, Body]:
+    """`attention`'s output, and what its weights are made of."""
     q, k, v = autocast(q, k, v)
     problem, values = make("attention", q, k, v, mask, bias, scale, softcap, sinks)
     assert values is not None
@@ -79,13 +99,11 @@ def attention(
     with gradients.without_autocast(q.device):
         if ops.wanted_here():
             out, lse = ops.attend(ops.key_of(chosen), problem, values, drop)
+            lse = lse.detach()
         else:
             out, lse, state = gradients.attend(chosen, problem, values, drop)
-    weights = wrap(Body(problem, chosen, _axes(q), WHOLE, lse=lse.detach(), state=state))
-    return out if q.dim() == 4 else out.reshape(*problem.lead, *out.shape[2:]), weights
-
-
-scaled_dot_product_attention = attention
+    body = Body(problem, chosen, _axes(q), WHOLE, lse=lse, state=state)
+    return out if q.dim() == 4 else out.reshape(*problem.lead, *out.shape[2:]), body
 
 
 def weights(
@@ -114,14 +132,15 @@ def weights(
     return wrap(Body(problem, choose(problem, backend), _axes(q), WHOLE))
 
 
+AXES: dict[int, tuple[str, ...]] = {2: (), 3: ("batch",), 4: ("batch", "head")}
+
+
 def _axes(q: Tensor) -> tuple[str, ...]:
     """Names of the leading dimensions."""
-    if q.dim() == 2:
-        return ()
-    if q.dim() == 3:
-        return ("batch",)
-    more = tuple(f"batch_{i}" for i in range(1, q.dim() - 3))
-    return ("batch", *more, "head")
+    rank = q.dim()
+    if rank <= 4:
+        return AXES[rank]
+    return ("batch", *(f"batch_{i}" for i in range(1, rank - 3)), "head")
 
 
 def _settled(problem: Problem) -> Problem:

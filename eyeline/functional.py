@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.api import attention
+from eyeline.api import attended
 from eyeline.errors import DtypeError, ShapeError
 from eyeline.masks import Mask, causal, from_tensor
 
@@ -51,8 +51,8 @@ def scaled_dot_product_attention(
             f"and got {names}.{hint}"
         )
     if (
-        query.dim() > 3
-        and not enable_gqa
+        not enable_gqa
+        and query.dim() > 3
         and query.shape[-3] != key.shape[-3]
         and key.shape[-3] != 1
     ):
@@ -75,8 +75,7 @@ def scaled_dot_product_attention(
             _warn_of_zero_one(attn_mask)
         else:
             raise DtypeError(f"torch takes attn_mask as bool or float, and got {attn_mask.dtype}.")
-    out, _ = attention(query, key, value, mask, bias=bias, scale=scale, dropout=dropout_p)
-    return out
+    return attended(query, key, value, mask, bias, scale, dropout=dropout_p)[0]
 
 
 def _warn_of_zero_one(attn_mask: Tensor) -> None:

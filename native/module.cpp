@@ -1,5 +1,4 @@
-// The one file that knows Python. Tensors arrive as addresses and strides; whoever calls keeps them
-// alive.
+// What Python calls. With tensor.h the only place that knows Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
@@ -15,22 +14,17 @@
 #include "reduce.h"
 #include "table.h"
 #include "team.h"
+#include "tensor.h"
 
 namespace nb = nanobind;
 using namespace eyeline;
 
 namespace {
 
-// address, four strides in elements
-using Tensor = std::optional<std::array<int64_t, 5>>;
+// A tensor or None. The call holds it, and so its memory.
+using Tensor = nb::object;
 
-View view(const Tensor& tensor) {
-  View made;
-  if (!tensor) return made;
-  made.data = reinterpret_cast<char*>((*tensor)[0]);
-  for (int d = 0; d < 4; ++d) made.stride[d] = (*tensor)[1 + d];
-  return made;
-}
+const Tensors* tensors = nullptr;  // for as long as there is a process
 
 // Python's pending signals, asked for now and then by the calling thread, which holds no GIL.
 struct Signals {
@@ -51,28 +45,55 @@ struct Signals {
 };
 
 // As eyeline/backends/arguments.py lays them out.
-using Numbers = std::tuple<int, std::array<int64_t, 6>, std::array<Tensor, 2>, double, double,
-                           std::array<Tensor, 3>, std::array<int64_t, 4>, std::array<Tensor, 6>,
-                           int64_t>;
+using Masks = std::array<Tensor, 6>;
+using Asking = std::tuple<Tensor, Tensor, double, double, std::array<Tensor, 3>,
+                          std::array<int64_t, 3>, Tensor, std::optional<Masks>>;
 
-Problem problem(const Numbers& numbers) {
-  const auto& [number, sizes, main, scale, softcap, more, places, visible, intervals] = numbers;
+Visible visible(const Masks& masks) {
+  const auto& [starts, stops, keep, q_ids, k_ids, dense] = masks;
+  Visible made;
+  if (!starts.is_none()) {
+    const Lent lent = tensors->lent(starts, Holds::int64);
+    made.starts = Tensors::view(lent), made.stops = tensors->view(stops, Holds::int64);
+    made.intervals = lent.shape[3];
+  }
+  made.keep = tensors->view(keep, Holds::truth);
+  made.q_ids = tensors->view(q_ids, Holds::int64), made.k_ids = tensors->view(k_ids, Holds::int64);
+  made.dense = tensors->view(dense, Holds::truth);
+  return made;
+}
+
+// Of the problem's own type, as all that is [N, H, T, size].
+Lent like(const Problem& p, const Tensor& tensor) {
+  const Lent found = tensors->lent(tensor, Holds::numbers);
+  if (Tensors::number(found) != p.number) throw nb::value_error("tensors of several types");
+  return found;
+}
+
+Problem problem(const Asking& asking) {
+  const auto& [q, k, scale, softcap, more, places, positions, masks] = asking;
+  const Lent queries = tensors->lent(q, Holds::numbers);
   Problem p;
-  p.number = static_cast<Number>(number);
-  p.N = sizes[0], p.Hq = sizes[1], p.Hk = sizes[2], p.Tq = sizes[3], p.Tk = sizes[4];
-  p.D = sizes[5];
-  p.q = view(main[0]), p.k = view(main[1]);
+  p.number = Tensors::number(queries);
+  const Lent keys = like(p, k);
+  p.N = queries.shape[0], p.Hq = queries.shape[1], p.Tq = queries.shape[2], p.D = queries.shape[3];
+  p.Hk = keys.shape[1], p.Tk = keys.shape[2];
+  p.q = Tensors::view(queries), p.k = Tensors::view(keys);
   p.scale = static_cast<float>(scale);
   p.softcap = static_cast<float>(softcap);
-  p.bias = view(more[0]), p.relative = view(more[1]), p.sinks = view(more[2]);
+  p.bias = tensors->view(more[0], Holds::float32);
+  p.relative = tensors->view(more[1], Holds::float32);
+  p.sinks = tensors->view(more[2], Holds::float32);
   p.origin = places[0], p.first_position = places[1], p.position_step = places[2];
-  p.positions = reinterpret_cast<const int64_t*>(places[3]);
-  p.visible.starts = view(visible[0]), p.visible.stops = view(visible[1]);
-  p.visible.keep = view(visible[2]);
-  p.visible.q_ids = view(visible[3]), p.visible.k_ids = view(visible[4]);
-  p.visible.dense = view(visible[5]);
-  p.visible.intervals = intervals;
+  const View picked = tensors->view(positions, Holds::int64);
+  p.positions = reinterpret_cast<const int64_t*>(picked.data);
+  if (masks) p.visible = visible(*masks);
   return p;
+}
+
+void take_values(Problem& p, const Tensor& v) {
+  const Lent values = like(p, v);
+  p.Dv = values.shape[3], p.v = Tensors::view(values);
 }
 
 Dropout dropping(const std::optional<std::tuple<int64_t, int64_t, double>>& numbers) {
@@ -103,27 +124,31 @@ void unlocked(const Work& work) {
   if (!done) throw std::bad_alloc();
 }
 
-void run_forward(const std::string& name, int threads, const Numbers& numbers, int64_t Dv,
-                 const Tensor& v, const Tensor& out, const std::array<int64_t, 3>& rows,
+// rows [3, N, Hq, Tq]: lse, m and l
+void run_forward(const std::string& name, int threads, const Asking& asking, const Tensor& v,
+                 const Tensor& out, const Tensor& rows,
                  const std::optional<std::tuple<int64_t, int64_t, double>>& dropout) {
-  Problem p = problem(numbers);
-  p.Dv = Dv, p.v = view(v), p.out = view(out);
-  p.lse = floats(rows[0]), p.m = floats(rows[1]), p.l = floats(rows[2]);
+  Problem p = problem(asking);
+  take_values(p, v);
+  p.out = Tensors::view(like(p, out));
+  p.lse = tensors->view(rows, Holds::float32).at<float>(0);
+  p.m = p.lse + p.N * p.Hq * p.Tq, p.l = p.m + p.N * p.Hq * p.Tq;
   p.dropout = dropping(dropout);
   const Table& with = chosen(name);
   unlocked([&](const Watch& watch) { return forward(with, p, threads, watch); });
 }
 
-void run_backward(const std::string& name, int threads, const Numbers& numbers, int64_t Dv,
+void run_backward(const std::string& name, int threads, const Asking& asking,
                   const std::array<Tensor, 3>& values, const std::array<int64_t, 3>& rows,
                   const std::array<int64_t, 4>& wanted,
                   const std::optional<std::tuple<int64_t, int64_t, double>>& dropout) {
-  Problem p = problem(numbers);
-  p.Dv = Dv, p.v = view(values[0]), p.out = view(values[1]);
+  Problem p = problem(asking);
+  take_values(p, values[0]);
+  if (!values[1].is_none()) p.out = Tensors::view(like(p, values[1]));
   p.m = floats(rows[0]), p.l = floats(rows[1]);
   p.dropout = dropping(dropout);
   Slopes slopes;
-  slopes.dout = view(values[2]);
+  if (!values[2].is_none()) slopes.dout = Tensors::view(like(p, values[2]));
   slopes.dlse = floats(rows[2]);
   slopes.dq = floats(wanted[0]), slopes.dk = floats(wanted[1]), slopes.dv = floats(wanted[2]);
   slopes.inner = floats(wanted[3]);
@@ -144,15 +169,15 @@ Question question(const Asked& asked) {
   made.count = count, made.offset = offset;
   made.values = floats(results[0]), made.more = floats(results[1]);
   made.keys = reinterpret_cast<int64_t*>(results[2]);
-  made.factor = view(factor);
+  made.factor = tensors->view(factor, Holds::float32);
   made.row_edges = whole(edges[0]), made.key_edges = whole(edges[1]);
   made.row_cells = cells[0], made.key_cells = cells[1];
   return made;
 }
 
-void run_reduce(const std::string& name, int threads, const Numbers& numbers,
+void run_reduce(const std::string& name, int threads, const Asking& asking,
                 const std::array<int64_t, 2>& state, const std::vector<Asked>& asked) {
-  const Problem p = problem(numbers);
+  const Problem p = problem(asking);
   std::vector<Question> each;
   for (const Asked& one : asked) each.push_back(question(one));
   Questions questions{each.data(), static_cast<int64_t>(each.size()), floats(state[0]),
@@ -190,6 +215,7 @@ std::tuple<int64_t, int64_t, int64_t> cache_sizes() {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  tensors = new Tensors;
   m.def("tables", names);
   m.def("caches", cache_sizes);
   m.def("multiply_adds", multiply_adds, nb::arg("table"), nb::arg("rounds"));
@@ -197,9 +223,9 @@ NB_MODULE(_native, m) {
         nb::arg("streams"));
   m.def("poison", poison, nb::arg("on"));
   m.def("forward", run_forward, nb::arg("table"), nb::arg("threads"), nb::arg("problem"),
-        nb::arg("Dv"), nb::arg("v"), nb::arg("out"), nb::arg("rows"), nb::arg("dropout").none());
+        nb::arg("v"), nb::arg("out"), nb::arg("rows"), nb::arg("dropout").none());
   m.def("backward", run_backward, nb::arg("table"), nb::arg("threads"), nb::arg("problem"),
-        nb::arg("Dv"), nb::arg("values"), nb::arg("rows"), nb::arg("wanted"),
+        nb::arg("values"), nb::arg("rows"), nb::arg("wanted"),
         nb::arg("dropout").none());
   m.def("reduce", run_reduce, nb::arg("table"), nb::arg("threads"), nb::arg("problem"),
         nb::arg("state"), nb::arg("questions"));

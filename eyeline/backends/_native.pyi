@@ -1,4 +1,6 @@
-from eyeline.backends.arguments import Numbers, Strides
+from torch import Tensor
+
+from eyeline.backends.arguments import Asking
 from eyeline.backends.questions import Asked
 
 def tables() -> list[str]: ...
@@ -9,9 +11,8 @@ def poison(on: bool) -> None: ...
 def backward(
     table: str,
     threads: int,
-    problem: Numbers,
-    Dv: int,
-    values: tuple[Strides | None, Strides | None, Strides | None],
+    problem: Asking,
+    values: tuple[Tensor, Tensor | None, Tensor | None],
     rows: tuple[int, int, int],
     wanted: tuple[int, int, int, int],
     dropout: tuple[int, int, float] | None,
@@ -19,17 +20,16 @@ def backward(
 def forward(
     table: str,
     threads: int,
-    problem: Numbers,
-    Dv: int,
-    v: Strides | None,
-    out: Strides | None,
-    rows: tuple[int, int, int],
+    problem: Asking,
+    v: Tensor,
+    out: Tensor,
+    rows: Tensor,
     dropout: tuple[int, int, float] | None,
 ) -> None: ...
 def reduce(
     table: str,
     threads: int,
-    problem: Numbers,
+    problem: Asking,
     state: tuple[int, ...],
     questions: list[Asked],
 ) -> None: ...

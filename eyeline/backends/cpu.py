@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eyeline.backends import native
-from eyeline.backends.arguments import NUMBERS, arguments, dropping, has_memory, view
+from eyeline.backends.arguments import NUMBERS, arguments, dropping, has_memory
 from eyeline.backends.base import Backend, Dropout, Gradients, Result, State, Term, Values
 from eyeline.backends.questions import Question, answered, question
 from eyeline.backends.reductions import Reduction, View
@@ -54,20 +54,20 @@ class Cpu(Backend):
     def forward(
         self, problem: Problem, v: Tensor, dropout: Dropout | None
     ) -> tuple[Tensor, Tensor, State | None]:
-        asked, v = arguments(problem), v.resolve_neg()
-        out = like_query(problem.q, v.shape[-1])
-        lse, m, total = out.new_empty((3, *out.shape[:3]), dtype=torch.float32).unbind()
+        q = problem.q
+        out = like_query(q, v.shape[3])
+        rows = q.new_empty((3, *out.shape[:3]), dtype=torch.float32)
         assert native.module is not None
         native.module.forward(
             self.table or native.chosen(),
             torch.get_num_threads(),
-            asked.numbers,
-            v.shape[3],
-            view(v),
-            view(out),
-            (lse.data_ptr(), m.data_ptr(), total.data_ptr()),
+            arguments(problem),
+            v.resolve_neg(),
+            out,
+            rows,
             dropping(dropout),
         )
+        lse, m, total = rows.unbind()
         return out, lse, State(m, total)
 
     def reduce(
@@ -93,13 +93,12 @@ class Cpu(Backend):
         return here and any(answered(r) for r in reductions)
 
     def _answer(self, problem: Problem, asked: Sequence[Question], state: State | None) -> None:
-        numbers = arguments(problem)
         known = [] if state is None else [state.m.contiguous(), state.l.contiguous()]
         assert native.module is not None
         native.module.reduce(
             self.table or native.chosen(),
             torch.get_num_threads(),
-            numbers.numbers,
+            arguments(problem),
             tuple(t.data_ptr() for t in known) or (0, 0),
             [one.numbers for one in asked],
         )
@@ -124,7 +123,7 @@ class Cpu(Backend):
         lse_grad: Tensor | None,
         wanted: frozenset[str],
     ) -> Gradients:
-        asked, state = arguments(problem), self._state(problem, values)
+        state = self._state(problem, values)
         v = problem.k[..., :0] if values is None else values.v.resolve_neg()
         out, dout, dropout = None, None, None
         if values is not None:
@@ -143,9 +142,8 @@ class Cpu(Backend):
         native.module.backward(
             self.table or native.chosen(),
             torch.get_num_threads(),
-            asked.numbers,
-            v.shape[3],
-            tuple(map(view, (v, out, dout))),
+            arguments(problem),
+            (v, out, dout),
             tuple(map(_address, (state.m, state.l, r))),
             tuple(map(_address, (*found.values(), inner))),
             dropping(dropout),

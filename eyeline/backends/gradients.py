@@ -24,6 +24,7 @@ from eyeline.problem import Problem
 
 NAMES = ("q", "k", "bias", "relative", "sinks")
 WHOLE = View()
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +47,11 @@ class Call:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Autocast has had its say at the door; inside, every dtype is chosen."""
+    if not torch._C._is_any_autocast_enabled():
+        return _NOTHING
     kind = device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return nullcontext()
+        return _NOTHING
     return torch.autocast(kind, enabled=False)
 
 
@@ -283,11 +286,8 @@ def attend(
     backend: Backend, problem: Problem, v: Tensor, dropout: Dropout | None
 ) -> tuple[Tensor, Tensor, State | None]:
     """``out``, and the lse and state (without a gradient of their own)."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or not (problem.requires_grad or v.requires_grad):
         with without_autocast(v.device):
-            return backend.forward(problem, v, dropout)
-    if not (problem.requires_grad or v.requires_grad):
-        with torch.no_grad(), without_autocast(v.device):
             return backend.forward(problem, v, dropout)
     call = Call(backend, problem, dropout=dropout)
     with without_autocast(v.device):

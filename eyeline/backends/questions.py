@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.backends.arguments import Strides, view
 from eyeline.backends.base import Result
 from eyeline.backends.pooling import Pool
 from eyeline.backends.reductions import (
@@ -41,7 +40,7 @@ FEW_COLUMNS = 4  # of a factor, added up one after the other
 
 # ask, count, offset, (values, more, keys), factor, (row edges, key edges), (row cells, key cells)
 Asked = tuple[
-    int, int, int, tuple[int, int, int], "Strides | None", tuple[int, int], tuple[int, int]
+    int, int, int, tuple[int, int, int], "Tensor | None", tuple[int, int], tuple[int, int]
 ]
 
 
@@ -114,6 +113,6 @@ def _question(
     addresses: Any = tuple(0 if t is None else t.data_ptr() for t in (values, more, keys))
     at_edges = (0, 0) if edges is None else (edges[0].data_ptr(), edges[1].data_ptr())
     cells = (0, 0) if edges is None else (len(edges[0]) - 1, len(edges[1]) - 1)
-    numbers = (ask, count, offset, addresses, view(factor), at_edges, cells)
+    numbers = (ask, count, offset, addresses, factor, at_edges, cells)
     result = tuple(t for t in (values, more, keys) if t is not None)
     return Question(numbers, result, (*(edges or ()), *(() if factor is None else (factor,))))

@@ -207,6 +207,8 @@ def select_matmul_t(w: Tensor, y: Tensor, visible: Tensor | None, heads: int) ->
 
 def like_query(q: Tensor, size: int) -> Tensor:
     """An empty ``[N, H, T, size]`` whose dimensions lie in memory in q's order."""
+    if size == q.shape[3]:
+        return torch.empty_like(q)
     if q.is_contiguous():
         return q.new_empty((*q.shape[:3], size))
     strides = q.stride()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -223,9 +224,32 @@ def too_large(name: str, matrix: Tensor, count: int, limit: float) -> DenseError
     )
 
 
+# Made once: making one takes as long as a tenth of a small attention.
+NANS = {
+    dtype: torch.full((), math.nan, dtype=dtype, device="cpu")
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+}
+
+
 def hollow(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor of this shape that holds one NaN.
 
     Code that reads its memory gets NaN, not plausible numbers.
     """
+    if type(like) is Tensor and like.is_cpu and like.dtype in NANS and not _transformed():
+        return _nans(like.dtype, shape)
     return like.new_full((), math.nan).expand(shape)
+
+
+@lru_cache(maxsize=256)
+def _nans(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return NANS[dtype].expand(shape)
+
+
+def _transformed() -> bool:
+    """Whether new tensors are of another kind here: a compiler's, a transform's, inference's."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.is_inference_mode_enabled()
+        or torch._C._are_functorch_transforms_active()
+    )

@@ -120,6 +120,33 @@ def _flatten(t: Tensor, batch: tuple[int, ...]) -> Tensor:
     return t.expand(*batch, *tail).reshape(math.prod(batch), *tail)
 
 
+def _fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nothing is wrong with ``[N, H, T, D]`` of one kind: a small call is fast by this."""
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        return False
+    if not (q.dim() == k.dim() == v.dim() == 4):
+        return False
+    (N, Hq, _, D), (Nk, Hk, Tk, Dk), (Nv, Hv, Tv, _) = q.shape, k.shape, v.shape
+    sizes = N == Nk == Nv and Hk == Hv and Tk == Tv and Dk == D and Hk > 0 and Hq % Hk == 0
+    kind = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
+    return sizes and kind and q.dtype in DTYPES
+
+
+def _canonical(
+    caller: str, q: Tensor, k: Tensor, v: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, ...]]:
+    """q, k and v, checked and as ``[N, H, T, D]``, and the weights' leading shape."""
+    if _fits(q, k, k if v is None else v):
+        return q, k, v, (q.shape[0], q.shape[1])
+    tensors = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
+    _check_tensors(caller, tensors)
+    _check_sizes(caller, tensors)
+    batch = _batch(caller, tensors)
+    lead = (*batch, q.shape[-3]) if q.dim() > 3 else batch
+    flat_v = None if v is None else _flatten(v, batch)
+    return _flatten(q, batch), _flatten(k, batch), flat_v, lead
+
+
 def _number(caller: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         hint = " Multiply q by it, and it has a gradient too." if name == "scale" else ""
@@ -199,14 +226,9 @@ def make(
     sinks: Any,
 ) -> tuple[Problem, Tensor | None]:
     """Check everything once; the problem and v ``[N, Hk, Tk, Dv]`` in eyeline's one form."""
-    tensors = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
-    _check_tensors(caller, tensors)
-    _check_sizes(caller, tensors)
-    batch = _batch(caller, tensors)
-    lead = (*batch, q.shape[-3]) if q.dim() > 3 else batch
-    size = q.shape[-1]
-    flat_q, flat_k = _flatten(q, batch), _flatten(k, batch)
-    shape = (*lead, q.shape[-2], k.shape[-2])
+    flat_q, flat_k, flat_v, lead = _canonical(caller, q, k, v)
+    *_, Tq, size = flat_q.shape
+    Tk = flat_k.shape[2]
     softcap = None if softcap is None else _number(caller, "softcap", softcap)
     if softcap is not None and not 0 < softcap < math.inf:
         raise ArgumentError(
@@ -218,10 +240,10 @@ def make(
     if isinstance(bias, RelativeBias):
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         heads = flat_q.shape[1]
-        vector, origin = bias.lower(q.shape[-2], k.shape[-2], heads, dtype, q.device)
+        vector, origin = bias.lower(Tq, Tk, heads, dtype, q.device)
         relative = vector.unsqueeze(0)
     elif bias is not None:
-        dense = _as_bias(bias, caller, shape, flat_q)
+        dense = _as_bias(bias, caller, (*lead, Tq, Tk), flat_q)
     rule = _as_rule(mask, caller)
     sinks = None if sinks is None else _as_sinks(sinks, caller, lead, flat_q)
     problem = Problem(
@@ -235,9 +257,9 @@ def make(
         relative=relative,
         relative_origin=origin,
         sinks=sinks,
-        first_position=k.shape[-2] - q.shape[-2],
+        first_position=Tk - Tq,
         versions=versions_now((flat_q, flat_k, dense, relative, sinks), rule),
     )
-    if not torch.compiler.is_compiling():
+    if rule is not None and not torch.compiler.is_compiling():
         problem.visible  # noqa: B018  lowering now is what raises the mask's own errors at the door
-    return problem, None if v is None else _flatten(v, batch)
+    return problem, flat_v

@@ -7,9 +7,37 @@
 
 namespace {
 
+// W entries of R lines: to [W, R].
+inline void interleave(const F (&line)[R], float* to) {
+#pragma GCC unroll 6
+  for (int part = 0; part < R; ++part) {
+    F made = line[0];
+#pragma GCC unroll 6
+    for (int r = 1; r < R; ++r) {
+      I index;
+      for (int j = 0; j < W; ++j) {
+        const int at = part * W + j;
+        index[j] = at % R == r ? W + at / R : r == 1 && at % R == 0 ? at / R : j;
+      }
+      made = shuffle(made, line[r], index);
+    }
+    store(to + part * W, made);
+  }
+}
+
 // A strip of R queries: to [width, R], entries of missing rows 0.
 template <class T>
 void pack_queries(const Problem& p, int64_t n, const Row* rows, int count, float* to) {
+  // Narrower vectors take more shuffles than there are entries.
+  if (W == 16 && !paired<T> && p.q.stride[3] == 1 && p.D % W == 0) {
+    for (int64_t d = 0; d < p.D; d += W) {
+      F line[R] = {};
+      for (int r = 0; r < count; ++r)
+        line[r] = T::vector(p.q.at<const T>(n, rows[r].h, rows[r].i, d));
+      interleave(line, to + d * R);
+    }
+    return;
+  }
   for (int r = 0; r < R; ++r) {
     if (r >= count) {
       for (int64_t d = 0; d < places<T>(p.D); ++d) to[d * R + r] = 0.0f;
