@@ -15,6 +15,7 @@ enum class Ask : int {
   seen = 6,       // values [N, Hq, Tk, 1]: how many queries may see each key
   pool = 7,       // values [N, Hq, row cells, key cells], 0 before: means
   diagonal = 8,   // values [N, Hq, Tq], 0 before: the weight `offset` after each query's position
+  entries = 9,    // values [N, Hq, Tq, count]: the weights themselves, of the keys from `offset` on
 };
 
 // Results are contiguous. [first edge of a cell, first edge of the next) are its rows or keys.

@@ -15,7 +15,7 @@ from eyeline.backends import native
 from eyeline.backends.base import State
 from eyeline.backends.cpu import Cpu
 from eyeline.backends.questions import answered
-from eyeline.backends.reductions import TopKeys, WeightedColumns
+from eyeline.backends.reductions import Entries, TopKeys, View, WeightedColumns
 from eyeline.backends.tiled import Tiled
 from tests.conformance import inputs
 from tests.test_native import POISON, every_table, run
@@ -269,10 +269,73 @@ def test_a_column_factor_that_differs_by_head(cpu):
 
 
 def test_what_the_native_pass_leaves_to_tiled():
-    assert answered(TopKeys(64))
-    assert not answered(TopKeys(65))
-    assert not answered(WeightedColumns(torch.full((1, 1, 4, 1), torch.nan)))
-    assert not answered(WeightedColumns(torch.ones(1, 1, 4, 5)))
+    whole, mean, strided = View(), View(mean_heads=True), View(slice(0, 9, 2))
+    assert answered(TopKeys(64), whole)
+    assert not answered(TopKeys(65), whole)
+    assert not answered(TopKeys(4), View(slice(0, 9)))
+    assert not answered(WeightedColumns(torch.full((1, 1, 4, 1), torch.nan)), whole)
+    assert not answered(WeightedColumns(torch.ones(1, 1, 4, 5)), whole)
+    assert answered(Entries(), whole)
+    assert answered(Entries(), View(slice(3, 9)))
+    assert not answered(Entries(), mean)
+    assert not answered(Entries(), strided)
+    assert not answered(Entries(torch.tensor([3])), whole)
+    assert not answered(Entries(what="scores"), whole)
+
+
+@every_table
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_and_tiles_are_the_definitions(cpu, kind):
+    q, k, v = inputs(TQ, TK, Hq=4, Hk=2, D=24)
+    native_only = Cpu(table=cpu.table, rest=NotAsked())
+    _, after = eyeline.attention(q, k, v, **KINDS[kind], backend=native_only)
+    alone = eyeline.weights(q, k, **KINDS[kind], backend=native_only)
+    exact = eyeline.weights(q.double(), k.double(), **KINDS[kind], backend="tiled").to_dense()
+    parts: list[Any] = [
+        (..., 77, slice(None)),
+        (1, 2, -1),
+        (..., slice(0, 3), slice(500, 530)),
+        (..., slice(250, 400), slice(1000, None)),
+        (..., slice(40, 41), slice(7, 7)),
+        (0, [3, 1], slice(90, 120), slice(511, 1025)),
+    ]
+    for part in parts:
+        found, again = (torch.clone(w[part]) for w in (alone, after))
+        torch.testing.assert_close(found.double(), exact[part], rtol=2e-5, atol=1e-7)
+        assert torch.equal(found, again)
+
+
+@every_table
+@pytest.mark.parametrize("rows", [slice(5, 6), slice(0, 40)])
+@pytest.mark.parametrize("value", POISON)
+def test_what_is_not_finite_in_a_row(cpu, value, rows):
+    """Visible it is NaN or what torch makes of it; hidden it moves no bit."""
+    q, k, _ = inputs(40, 600, D=8)
+    worse = k.clone()
+    worse[..., 20, 3] = value
+    for mask in (None, eyeline.causal(4), torch.rand(40, 600) < 0.5):
+        clean, found, exact = (
+            eyeline.weights(q, keys, mask, backend=backend)[..., rows, :].clone()
+            for keys, backend in ((k, cpu), (worse, cpu), (worse, "reference"))
+        )
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-7, equal_nan=True)
+        if mask is None:
+            continue
+        sees = eyeline.weights(q, k, mask, backend="reference")[..., rows, 20] > 0
+        assert torch.equal(found[~sees], clean[~sees])
+
+
+@every_table
+def test_gradients_of_rows(cpu):
+    q, k, _ = inputs(90, 600, Hq=2, Hk=1)
+    slopes = []
+    for backend in (cpu, "reference"):
+        leaves = q.clone().requires_grad_(), k.clone().requires_grad_()
+        w = eyeline.weights(*leaves, eyeline.causal(), backend=backend)
+        loss = w[..., 7, :].square().sum() + w[..., 20:60, 100:300].to_dense().square().sum()
+        slopes.append(torch.autograd.grad(loss, leaves))
+    for mine, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
 @every_table

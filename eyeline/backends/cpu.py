@@ -16,7 +16,7 @@ from eyeline.backends import native
 from eyeline.backends.arguments import NUMBERS, arguments, dropping, has_memory
 from eyeline.backends.base import Backend, Dropout, Gradients, Result, State, Term, Values
 from eyeline.backends.questions import Question, answered, question
-from eyeline.backends.reductions import Reduction, View
+from eyeline.backends.reductions import Entries, Reduction, View
 from eyeline.backends.strips import like_query
 from eyeline.backends.tiled import Tiled
 from eyeline.problem import Problem
@@ -77,20 +77,20 @@ class Cpu(Backend):
         view: View,
         state: State | None = None,
     ) -> list[Result]:
-        # A compiler traces torch's operators, not the kernels.
-        here = view.is_whole and not torch.compiler.is_compiling()
-        mine = [here and answered(r) for r in reductions]
-        rest = [r for r, native_one in zip(reductions, mine, strict=True) if not native_one]
+        asked = {
+            i: question(r, problem, view) for i, r in enumerate(reductions) if _answers(r, view)
+        }
+        rest = [r for i, r in enumerate(reductions) if i not in asked]
         others = iter(self.rest.reduce(problem, rest, view) if rest else ())
-        asked = [question(r, problem) for r, native_one in zip(reductions, mine) if native_one]
-        if asked:
-            self._answer(problem, asked, state)
-        found = iter(asked)
-        return [next(found).result if native_one else next(others) for native_one in mine]
+        # Entries of few rows add up scores in an order of their own: a pass of their own.
+        for entries in (True, False):
+            alike = [one for i, one in asked.items() if _is_entries(reductions[i]) is entries]
+            if alike:
+                self._answer(problem, alike, state)
+        return [asked[i].result if i in asked else next(others) for i in range(len(reductions))]
 
     def finds_state(self, reductions: Sequence[Reduction], view: View) -> bool:
-        here = view.is_whole and not torch.compiler.is_compiling()
-        return here and any(answered(r) for r in reductions)
+        return any(_answers(r, view) and not _is_entries(r) for r in reductions)
 
     def _answer(self, problem: Problem, asked: Sequence[Question], state: State | None) -> None:
         known = [] if state is None else [state.m.contiguous(), state.l.contiguous()]
@@ -169,6 +169,15 @@ class Cpu(Backend):
 
     def tile(self, problem: Problem, state: State, cols: Tensor) -> Tensor:
         return self.rest.tile(problem, state, cols)
+
+
+def _answers(reduction: Reduction, view: View) -> bool:
+    """Whether the kernels answer; a compiler traces torch's operators, not the kernels."""
+    return answered(reduction, view) and not torch.compiler.is_compiling()
+
+
+def _is_entries(reduction: Reduction) -> bool:
+    return isinstance(reduction, Entries)
 
 
 def _differentiates(problem: Problem, values: Values | None, wanted: frozenset[str]) -> bool:

@@ -12,6 +12,7 @@ from eyeline.backends.base import Result
 from eyeline.backends.pooling import Pool
 from eyeline.backends.reductions import (
     Diagonal,
+    Entries,
     LogSumExp,
     MaxScore,
     Reduction,
@@ -19,6 +20,7 @@ from eyeline.backends.reductions import (
     RowState,
     SeenBy,
     TopKeys,
+    View,
     WeightedColumns,
 )
 from eyeline.problem import Problem
@@ -34,6 +36,7 @@ ASKS = {
     SeenBy: 6,
     Pool: 7,
     Diagonal: 8,
+    Entries: 9,
 }
 FEW_KEYS = 64  # of a row, kept in order by insertion
 FEW_COLUMNS = 4  # of a factor, added up one after the other
@@ -44,8 +47,14 @@ Asked = tuple[
 ]
 
 
-def answered(reduction: Reduction) -> bool:
-    """Whether the native pass answers this reduction."""
+def answered(reduction: Reduction, view: View) -> bool:
+    """Whether the native pass answers this reduction of what the view shows."""
+    if isinstance(reduction, Entries):
+        side_by_side = view.cols is None or view.cols.step in (None, 1)
+        plain = reduction.cols is None and reduction.what == "weights"
+        return plain and side_by_side and not view.mean_heads
+    if not view.is_whole:
+        return False
     if isinstance(reduction, TopKeys):
         return reduction.k <= FEW_KEYS
     if isinstance(reduction, WeightedColumns):
@@ -66,7 +75,7 @@ class Question:
     kept: tuple[Tensor, ...] = ()
 
 
-def question(reduction: Reduction, problem: Problem) -> Question:
+def question(reduction: Reduction, problem: Problem, view: View) -> Question:
     """What native/module.cpp reads as a Question, with empty results for it to write."""
     rows = (problem.N, problem.Hq, problem.Tq)
     ask, q = ASKS[type(reduction)], problem.q
@@ -94,6 +103,10 @@ def question(reduction: Reduction, problem: Problem) -> Question:
         edges = reduction.row_edges.contiguous(), reduction.col_edges.contiguous()
         cells = len(edges[0]) - 1, len(edges[1]) - 1
         return _question(ask, made(problem.N, problem.Hq, *cells).zero_(), edges=edges)
+    if isinstance(reduction, Entries):
+        first, stop, _ = (view.cols or slice(None)).indices(problem.Tk)
+        count = max(stop - first, 0)
+        return _question(ask, made(*rows, count), count=count, offset=first)
     if isinstance(reduction, Diagonal):
         return _question(ask, made(*rows).zero_(), offset=reduction.offset)
     return _question(ask, made(*rows))

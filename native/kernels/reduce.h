@@ -20,6 +20,23 @@ struct Along {
   int64_t key = -1;
 };
 
+// A row's weights, from what a line of scores holds.
+struct Weight {
+  float factor, shift, share;
+
+  Weight(const Softmax& state, float factor)
+      : factor(factor),
+        shift(state.m == -infinity ? 0.0f : state.m),
+        share(state.l == 0.0f ? 0.0f : 1.0f / state.l) {}
+
+  F exponent(F s) const { return s * factor - shift; }
+  F operator()(F s) const { return exp2(exponent(s)) * share; }
+};
+
+struct Range {
+  int64_t begin, end;
+};
+
 struct Reduce {
   const Problem& p;
   const Questions& asked;
@@ -30,6 +47,7 @@ struct Reduce {
   float* sums;     // [KEYS] of one column question
   bool searched;   // whether scores themselves are looked at
   bool weighed;    // whether weights are, or their state is all
+  bool entered;    // whether some weights are asked for as they are
   bool known;      // whether the part's state is
 
   static int64_t bytes(const Problem& p) {
@@ -42,11 +60,14 @@ struct Reduce {
     state = take<Softmax>(memory, Scores::most_rows(p));
     along = take<Along>(memory, Scores::most_rows(p));
     sums = take<float>(memory, KEYS);
-    searched = weighed = known = false;
+    searched = weighed = entered = known = false;
     for (const Question& question : asked) {
+      const bool entries = question.ask == Ask::entries;
       searched |= question.ask == Ask::largest || question.ask == Ask::top;
-      weighed |= question.ask != Ask::state && question.ask != Ask::lse;
+      weighed |= question.ask != Ask::state && question.ask != Ask::lse && !entries;
+      entered |= entries;
     }
+    if (entered && !weighed) scores.read_few_directly();
   }
 
   int64_t head_of(const Row& row) const { return chunk.n * p.Hq + row.h; }
@@ -77,6 +98,18 @@ struct Reduce {
     return true;
   }
 
+  // The keys that are to be looked at when the state is known, from the beginning of a block on.
+  Range left() const {
+    if (weighed) return {0, p.Tk};
+    Range keys{p.Tk, 0};
+    for (const Question& question : asked) {
+      if (question.ask != Ask::entries || !known) continue;
+      keys.begin = smaller(keys.begin, question.offset / KEYS * KEYS);
+      keys.end = larger(keys.end, question.offset + question.count);
+    }
+    return keys;
+  }
+
   template <class T>
   bool find_state(const Watch& watch) {
     const int64_t rows = scores.part.stop - scores.part.start;
@@ -85,7 +118,8 @@ struct Reduce {
       along[i] = {};
       state[i].start(p, chunk.n, scores.row[i]);
     }
-    const auto add = [&](int strip, int held, int64_t) {
+    const auto add = [&](int strip, int held, int64_t first) {
+      if (entered) put_down(strip, held, first);
       const int lo = scores.low(strip), hi = scores.high(strip);
       for (int r = 0; r < scores.rows_of(strip); ++r) {
         float* line = scores.line(held, r);
@@ -93,7 +127,7 @@ struct Reduce {
         state[strip * R + r].add(line, lo, hi, scores.factor, top);
       }
     };
-    if (!known && !scores.each<T>(watch, add)) return false;
+    if (!known && !scores.each<T>(watch, 0, p.Tk, add)) return false;
     for (int64_t i = 0; i < rows; ++i) settle(scores.row[i], state[i]);
     return true;
   }
@@ -134,17 +168,31 @@ struct Reduce {
     }
   }
 
+  // Scores that are asked for as weights; they become weights when the row's state is known.
+  void put_down(int strip, int held, int64_t first) {
+    for (const Question& question : asked) {
+      if (question.ask != Ask::entries) continue;
+      const int64_t begin = question.offset, end = begin + question.count;
+      const int64_t from = larger(first + scores.low(strip), begin);
+      const int64_t to = smaller(first + scores.high(strip), end);
+      if (from >= to) continue;
+      for (int r = 0; r < scores.rows_of(strip); ++r)
+        std::memcpy(
+            question.values + number_of(scores.row[strip * R + r]) * question.count + from - begin,
+            scores.line(held, r) + from - first, static_cast<size_t>(to - from) * 4);
+    }
+  }
+
   // Logits become weights.
   static void weigh(const Softmax& state, float factor, int lo, int hi, float* line, Along& found) {
     constexpr float nothing = -200.0f;  // 2^x is 0 there; in place of -inf, which would make NaN
-    const float shift = state.m == -infinity ? 0.0f : state.m;
-    const float share = state.l == 0.0f ? 0.0f : 1.0f / state.l;
+    const Weight weight(state, factor);
     F weights{}, surprise{};
     for (int j = lo; j < hi; j += W) {
-      const F x = load(line + j) * factor - shift, w = exp2(x);
+      const F x = weight.exponent(load(line + j)), w = exp2(x);
       weights += w;
       surprise += w * max(splat(nothing), x);
-      store(line + j, w * share);
+      store(line + j, w * weight.share);
     }
     found.weights += sum(weights);
     found.surprise += sum(surprise);
@@ -249,6 +297,8 @@ struct Reduce {
 
   void answer(int strip, int held, int64_t first) {
     const int lo = scores.low(strip), hi = scores.high(strip);
+    if (entered && known) put_down(strip, held, first);
+    if (!weighed) return;
     for (int r = 0; r < scores.rows_of(strip); ++r) {
       const int at = strip * R + r;
       float* line = scores.line(held, r);
@@ -274,11 +324,12 @@ struct Reduce {
     return nats < 0.0 ? 0.0f : static_cast<float>(nats);
   }
 
-  void start_top(const Question& question, const Row& row) {
+  // Scores of which none was met yet.
+  void start_scores(const Question& question, const Row& row) {
     const int64_t at = number_of(row) * question.count;
     for (int64_t a = at; a < at + question.count; ++a) {
       question.values[a] = -infinity;
-      question.keys[a] = -1;
+      if (question.ask == Ask::top) question.keys[a] = -1;
     }
   }
 
@@ -287,19 +338,28 @@ struct Reduce {
     float* value = question.values + number_of(row) * question.count;
     int64_t* key = question.keys + number_of(row) * question.count;
     if (state.l != state.l) {
-      start_top(question, row);
+      start_scores(question, row);
       Top best{question.count, value, key};
       for (int64_t j = 0; j < p.Tk && !best.full(); ++j)
         if (sees(p, chunk.n, row, j)) best.fill(state.l, j);
     }
+    const Weight weight(state, scores.factor);
     for (int64_t a = 0; a < question.count; ++a) {
-      float w = value[a];
-      Along unused;
-      alignas(64) float line[W];
-      store(line, splat(w));
-      if (state.l == state.l) weigh(state, scores.factor, 0, W, line, unused);
-      value[a] = key[a] < 0 ? 0.0f : line[0];
+      if (state.l == state.l) value[a] = weight(splat(value[a]))[0];
+      if (key[a] < 0) value[a] = 0.0f;
     }
+  }
+
+  // Scores that were put down become weights; all that the row sees are NaN where one is.
+  void finish_entries(const Question& question, const Row& row, const Softmax& state) {
+    float* w = question.values + number_of(row) * question.count;
+    const Weight weight(state, scores.factor);
+    int64_t j = 0;
+    if (state.l != state.l)
+      for (; j < question.count; ++j)
+        w[j] = sees(p, chunk.n, row, question.offset + j) ? state.l : 0.0f;
+    for (; j + W <= question.count; j += W) store(w + j, weight(load(w + j)));
+    for (; j < question.count; ++j) w[j] = weight(splat(w[j]))[0];
   }
 
   void finish_row(const Question& question, const Row& row, const Softmax& state,
@@ -313,6 +373,7 @@ struct Reduce {
         question.keys[number] = found.key;
         return;
       case Ask::top: return finish_top(question, row, state);
+      case Ask::entries: return finish_entries(question, row, state);
       default: return;
     }
   }
@@ -325,11 +386,13 @@ struct Reduce {
       scores.start<T>(chunk.n, chunk.head, r, smaller(r + Scores::STRIPS * R, stop));
       const int64_t rows = scores.part.stop - r;
       for (const Question& question : asked)
-        for (int64_t i = 0; i < rows && question.ask == Ask::top; ++i)
-          start_top(question, scores.row[i]);
+        for (int64_t i = 0; i < rows; ++i)
+          if (question.ask == Ask::top || question.ask == Ask::entries)
+            start_scores(question, scores.row[i]);
       if (!find_state<T>(watch)) return;
       const auto answered = [&](int strip, int held, int64_t first) { answer(strip, held, first); };
-      if (weighed && !scores.each<T>(watch, answered)) return;
+      const Range keys = left();
+      if (!scores.each<T>(watch, keys.begin, keys.end, answered)) return;
       for (const Question& question : asked)
         for (int64_t i = 0; i < rows; ++i) finish_row(question, scores.row[i], state[i], along[i]);
     }

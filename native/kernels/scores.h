@@ -1,5 +1,6 @@
 // The scores of some rows of one key head, a block of keys at a time.
 #pragma once
+#include "direct.h"
 #include "pack.h"
 #include "softmax.h"
 
@@ -15,13 +16,14 @@ struct Scores {
   const Problem& p;
   Part part;
   int strips;
+  bool direct;   // few rows, whose keys are not packed
   bool plain;    // scores need a factor > 0 and nothing else
   float factor;  // from what `line` holds to a base-2 logit
   double unit;   // from what `line` holds to a score
 
-  float* q;       // [strips, places, R]
+  float* q;       // [strips, places, R]; direct: [strips, R, D rounded up to whole vectors]
   float* k;       // [KEYS / C, places, C]
-  float* s;       // [GROUP, R, LINE]
+  float* s;       // [GROUP, R, LINE]; direct: [GROUP, R, KEYS]
   Row* row;       // [strips · R]
   Span* span;     // [strips]
   uint8_t* seen;  // [R, KEYS] of one strip
@@ -32,16 +34,16 @@ struct Scores {
 
   static int64_t bytes(const Problem& p) {
     const int64_t rows = most_rows(p), held = smaller(rows, GROUP * R);
-    return (rows * p.D + KEYS * p.D + held * LINE) * 4 + R * KEYS + 6 * 64 +
+    return (rows * round_up(p.D, W) + KEYS * p.D + held * LINE) * 4 + R * KEYS + 6 * 64 +
            rows * static_cast<int64_t>(sizeof(Row)) + rows / R * static_cast<int64_t>(sizeof(Span));
   }
 
-  Scores(const Problem& p, char*& memory) : p(p), part(), strips(0) {
+  Scores(const Problem& p, char*& memory) : p(p), part(), strips(0), direct(false) {
     plain = p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
     factor = plain ? p.scale * log2e : 1.0f;
     unit = plain ? p.scale : ln2;
     const int64_t rows = most_rows(p);
-    q = take<float>(memory, rows * p.D);
+    q = take<float>(memory, rows * round_up(p.D, W));
     k = take<float>(memory, KEYS * p.D);
     s = take<float>(memory, smaller(rows, GROUP * R) * LINE);
     row = take<Row>(memory, rows);
@@ -53,7 +55,12 @@ struct Scores {
     return static_cast<int>(smaller(part.stop - part.start - strip * R, R));
   }
 
-  float* line(int held, int r) const { return s + (held * R + r) * LINE; }
+  // Reads keys where they lie if there are few rows: another order of summing up.
+  void read_few_directly() {
+    direct = p.Tq * p.group() <= DIRECT_ROWS && p.k.stride[3] == 1;
+  }
+
+  float* line(int held, int r) const { return s + (held * R + r) * (direct ? KEYS : LINE); }
 
   template <class T>
   void start(int64_t n, int64_t head, int64_t first, int64_t stop) {
@@ -62,8 +69,18 @@ struct Scores {
     const int64_t group = p.group();
     for (int64_t r = part.start; r < part.stop; ++r)
       row[r - part.start] = {part.head * group + r % group, r / group};
+    if (direct) return lay_queries<T>();
     for (int i = 0; i < strips; ++i)
       pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * places<T>(p.D));
+  }
+
+  // Beside each other, 0 beyond D and in rows that are not there.
+  template <class T>
+  void lay_queries() {
+    const int64_t width = round_up(p.D, W), rows = part.stop - part.start;
+    std::memset(q, 0, static_cast<size_t>(strips * R * width * 4));
+    for (int64_t r = 0; r < rows; ++r)
+      read_line(p.q.at<const T>(part.n, row[r].h, row[r].i), p.q.stride[3], p.D, q + r * width);
   }
 
   // Packs the keys that some strip sees of a block. False where none sees any.
@@ -76,11 +93,25 @@ struct Scores {
       low = span[i].lo < low ? span[i].lo : low;
       high = span[i].hi > high ? span[i].hi : high;
     }
-    for (int c = low / C; c * C < high; ++c) {
+    for (int c = low / C; c * C < high && !direct; ++c) {
       const int count = static_cast<int>(smaller(width - c * C, C));
       pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * places<T>(p.D));
     }
     return low < high;
+  }
+
+  // q·k of few rows.
+  template <class T>
+  void multiply_directly(int64_t first) {
+    const T* keys = p.k.at<const T>(part.n, part.head, first);
+    const int64_t width = round_up(p.D, W);
+    for (int i = 0; i < strips; ++i) {
+      if (span[i].sight == Sight::none) continue;
+      with_rows(rows_of(i), [&](auto rows) {
+        direct_scores<T, decltype(rows)::value>(keys, p.k.stride[2], p.D, span[i].lo, span[i].hi,
+                                                q + i * R * width, width, line(i, 0));
+      });
+    }
   }
 
   // q·k of the strips from..to.
@@ -122,16 +153,17 @@ struct Scores {
     }
   }
 
-  // Calls `f(strip, held, first)` with each strip's scores of each block; false if stopped.
+  // Calls `f(strip, held, first)` with each strip's scores of each block that begins within
+  // begin..end; false if stopped. `begin` is a multiple of a block.
   template <class T, class Call>
-  bool each(const eyeline::Watch& watch, const Call& f) {
-    for (int64_t first = 0; first < p.Tk; first += KEYS) {
+  bool each(const eyeline::Watch& watch, int64_t begin, int64_t end, const Call& f) {
+    for (int64_t first = begin; first < end; first += KEYS) {
       if (watch.stop()) return false;
       const int width = static_cast<int>(smaller(p.Tk - first, KEYS));
       if (!pack<T>(first, width)) continue;
       for (int from = 0; from < strips; from += GROUP) {
         const int to = from + GROUP < strips ? from + GROUP : strips;
-        multiply<T>(from, to);
+        direct ? multiply_directly<T>(first) : multiply<T>(from, to);
         for (int i = from; i < to; ++i) {
           if (span[i].sight == Sight::none) continue;
           finish(i, i - from, first, width);

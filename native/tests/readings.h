@@ -21,6 +21,7 @@ class Readings {
       case Ask::seen: return by_key(asked);
       case Ask::pool: return cells(asked);
       case Ask::top: return largest_weights(asked.count);
+      case Ask::entries: return entries(asked);
       default: break;
     }
     std::vector<Real> made;
@@ -82,6 +83,14 @@ class Readings {
     }
     if (asked.ask == Ask::largest) return largest;
     return std::isnan(largest) ? largest : entropy;
+  }
+
+  std::vector<Real> entries(const Question& asked) const {
+    std::vector<Real> made;
+    for (const Line<Real>& line : lines)
+      for (int64_t j = asked.offset; j < asked.offset + asked.count; ++j)
+        made.push_back(line.seen[j] ? line.weights[j] : 0);
+    return made;
   }
 
   std::vector<Real> largest_weights(int64_t count) const {

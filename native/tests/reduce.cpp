@@ -16,27 +16,31 @@ namespace eyeline {
 
 namespace {
 
-const char* const names[] = {" state",   " lse",  " entropy", " largest", " top",
-                             " columns", " seen", " pool",    " diagonal"};
+constexpr int kinds = 10;
+const char* const names[kinds] = {" state",   " lse",  " entropy", " largest", " top",
+                             " columns", " seen", " pool",    " diagonal", " entries"};
 
 // One question of each kind, and where the answers go.
 class Asked {
  public:
   explicit Asked(Drawn& drawn) : drawn_(drawn), p_(drawn.problem) {
     const int64_t counts[] = {1, 2, 3, 8, 40};
-    for (int kind = 0; kind < 9; ++kind) each_[kind].ask = static_cast<Ask>(kind);
+    for (int kind = 0; kind < kinds; ++kind) each_[kind].ask = static_cast<Ask>(kind);
     one(Ask::top).count = drawn.random().one_of(counts);
     one(Ask::columns).count = 1 + drawn.random().below(3);
     one(Ask::diagonal).offset = drawn.random().below(7) - 3;
     factor(one(Ask::columns));
+    Question& entries = one(Ask::entries);
+    entries.offset = drawn.random().below(p_.Tk + 1);
+    entries.count = drawn.random().below(p_.Tk - entries.offset + 1);
     Question& pool = one(Ask::pool);
     pool.row_cells = 1 + drawn.random().below(7), pool.key_cells = 1 + drawn.random().below(7);
     pool.row_edges = edges(pool.row_cells, p_.Tq);
     pool.key_edges = edges(pool.key_cells, p_.Tk);
   }
 
-  // The same questions again, with results of their own; whether there was memory.
-  bool run(const Table& table, const float* m, const float* l, int threads) {
+  // Answers the questions, or the last one alone; false where there was no memory.
+  bool run(const Table& table, const float* m, const float* l, int threads, bool alone = false) {
     for (Question& question : each_) {
       const Sizes sizes{p_.N, p_.Hq, size_of(question)};
       question.values = result(sizes);
@@ -45,7 +49,7 @@ class Asked {
       const bool begins_with_0 = question.ask == Ask::pool || question.ask == Ask::diagonal;
       if (begins_with_0) std::memset(question.values, 0, 4 * length(question));
     }
-    Questions questions{each_, 9, m, l};
+    Questions questions{alone ? each_ + kinds - 1 : each_, alone ? 1 : kinds, m, l};
     return reduce(table, p_, questions, threads, Watch{});
   }
 
@@ -74,7 +78,7 @@ class Asked {
   }
 
   const Question* begin() const { return each_; }
-  const Question* end() const { return each_ + 9; }
+  const Question* end() const { return each_ + kinds; }
 
  private:
   Question& one(Ask ask) { return each_[static_cast<int>(ask)]; }
@@ -109,7 +113,7 @@ class Asked {
 
   Drawn& drawn_;
   const Problem& p_;
-  Question each_[9];
+  Question each_[kinds];
 };
 
 void compare_all(const Table& table, Drawn& drawn, const std::string& what, Findings& findings) {
@@ -137,6 +141,11 @@ void compare_all(const Table& table, Drawn& drawn, const std::string& what, Find
     const double beside = question.ask == Ask::entropy ? 1.0 : 0.0;
     compare(findings, asked.values(question), exactly, plainly, Number::float32, score, name,
             beside);
+    if (question.ask == Ask::entries) {  // alone, keys of few rows are read where they lie
+      findings.expect(asked.run(table, p.m, p.l, 3, true), name + ": there was no memory");
+      compare(findings, asked.values(question), exactly, plainly, Number::float32, score,
+              name + " alone");
+    }
     if (!Asked::names_keys(question)) continue;
     compare(findings, exact.named(question), exactly, plainly, Number::float32, score,
             name + "'s keys");
