@@ -137,6 +137,45 @@ def test_large_scores(cpu, size):
 
 
 @every_table
+@pytest.mark.parametrize("size", [1e8, 1e9, 3e9, 1e12, 1e30])
+@pytest.mark.parametrize("rule", ["full", "causal", "bias"])
+def test_scores_at_which_logits_are_coarse(cpu, size, rule):
+    """Each product is exact, so that float64 knows what a row sees: the largest, or its equals."""
+    steps = torch.randint(-2000, 2000, (700, 1), generator=torch.Generator().manual_seed(3))
+    q, k = torch.tensor([1.0, -3.0]).repeat(200)[:, None], steps.float() * (size / 2000)
+    v = torch.randn(700, 8)
+    options: dict[str, Any] = {"mask": eyeline.causal()} if rule == "causal" else {}
+    if rule == "bias":
+        options["bias"] = torch.zeros(400, 700)
+    exact_out, exact = eyeline.attention(
+        q.double(), k.double(), v.double(), **options, scale=0.7, backend="reference"
+    )
+    out, w = eyeline.attention(q, k, v, **options, scale=0.7, backend=cpu)
+    torch.testing.assert_close(out.double(), exact_out, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(w.to_dense().double(), exact.to_dense(), rtol=1e-6, atol=1e-7)
+    asked = [eyeline.entropy, eyeline.received, partial(eyeline.top, k=3)]
+    for mine, theirs in zip(eyeline.read(w, *asked), eyeline.read(exact, *asked), strict=True):
+        torch.testing.assert_close(mine.values.double(), theirs.values, rtol=1e-5, atol=1e-6)
+
+
+@every_table
+def test_a_row_whose_scores_overflow_is_nan(cpu):
+    """Finite q·k, infinite once scaled: as in the definition, and in no other row."""
+    q, k, v = torch.tensor([[1e18], [1.0], [-1e18]]), torch.ones(600, 1), torch.randn(600, 4)
+    k[300] = 1e18
+    for backend in (cpu, "reference"):
+        out, w = eyeline.attention(q, k, v, scale=1e3, backend=backend)
+        assert out[0].isnan().all()
+        assert w.to_dense()[0].isnan().all()
+        assert out[1].isfinite().all()
+        assert out[2].isfinite().all()
+        assert w.lse[0] == torch.inf
+        entropy, top = eyeline.read(w, eyeline.entropy, eyeline.top)
+        assert entropy.values.isnan().tolist() == [True, False, False]
+        assert top.values[0].isnan().all()
+
+
+@every_table
 def test_a_row_that_looks_at_one_key_has_entropy_0(cpu):
     q, k = torch.tensor([[900.0, 0.0]]).expand(20, 2), torch.randn(600, 2).clamp(-1, 1)
     k[77] = torch.tensor([90.0, 0.0])

@@ -82,7 +82,7 @@ class Cpu(Backend):
         }
         rest = [r for i, r in enumerate(reductions) if i not in asked]
         others = iter(self.rest.reduce(problem, rest, view) if rest else ())
-        # Entries of few rows add up scores in an order of their own: a pass of their own.
+        # Entries of one query add up scores in another order: a pass of their own.
         for entries in (True, False):
             alike = [one for i, one in asked.items() if _is_entries(reductions[i]) is entries]
             if alike:

@@ -67,7 +67,7 @@ struct Reduce {
       weighed |= question.ask != Ask::state && question.ask != Ask::lse && !entries;
       entered |= entries;
     }
-    if (entered && !weighed) scores.read_few_directly();
+    if (entered && !weighed) scores.read_one_directly();
   }
 
   int64_t head_of(const Row& row) const { return chunk.n * p.Hq + row.h; }
@@ -186,7 +186,7 @@ struct Reduce {
   // Logits become weights.
   static void weigh(const Softmax& state, float factor, int lo, int hi, float* line, Along& found) {
     constexpr float nothing = -200.0f;  // 2^x is 0 there; in place of -inf, which would make NaN
-    const Weight weight(state, factor);
+    const Weight weight(state, state.near(line + lo, hi - lo, factor));
     F weights{}, surprise{};
     for (int j = lo; j < hi; j += W) {
       const F x = weight.exponent(load(line + j)), w = exp2(x);
@@ -343,7 +343,7 @@ struct Reduce {
       for (int64_t j = 0; j < p.Tk && !best.full(); ++j)
         if (sees(p, chunk.n, row, j)) best.fill(state.l, j);
     }
-    const Weight weight(state, scores.factor);
+    const Weight weight(state, state.near(value, question.count, scores.factor));
     for (int64_t a = 0; a < question.count; ++a) {
       if (state.l == state.l) value[a] = weight(splat(value[a]))[0];
       if (key[a] < 0) value[a] = 0.0f;
@@ -353,7 +353,7 @@ struct Reduce {
   // Scores that were put down become weights; all that the row sees are NaN where one is.
   void finish_entries(const Question& question, const Row& row, const Softmax& state) {
     float* w = question.values + number_of(row) * question.count;
-    const Weight weight(state, scores.factor);
+    const Weight weight(state, state.near(w, question.count, scores.factor));
     int64_t j = 0;
     if (state.l != state.l)
       for (; j < question.count; ++j)

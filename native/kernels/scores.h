@@ -16,7 +16,7 @@ struct Scores {
   const Problem& p;
   Part part;
   int strips;
-  bool direct;   // few rows, whose keys are not packed
+  bool direct;   // one query, whose keys are not packed
   bool plain;    // scores need a factor > 0 and nothing else
   float factor;  // from what `line` holds to a base-2 logit
   double unit;   // from what `line` holds to a score
@@ -55,9 +55,9 @@ struct Scores {
     return static_cast<int>(smaller(part.stop - part.start - strip * R, R));
   }
 
-  // Reads keys where they lie if there are few rows: another order of summing up.
-  void read_few_directly() {
-    direct = p.Tq * p.group() <= DIRECT_ROWS && p.k.stride[3] == 1;
+  // Of one query keys are read where they lie, which adds up a score in another order.
+  void read_one_directly() {
+    direct = p.Tq == 1 && p.group() <= DIRECT_ROWS && p.k.stride[3] == 1;
   }
 
   float* line(int held, int r) const { return s + (held * R + r) * (direct ? KEYS : LINE); }
@@ -100,7 +100,7 @@ struct Scores {
     return low < high;
   }
 
-  // q·k of few rows.
+  // q·k of one query's rows.
   template <class T>
   void multiply_directly(int64_t first) {
     const T* keys = p.k.at<const T>(part.n, part.head, first);

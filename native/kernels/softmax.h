@@ -23,12 +23,27 @@ struct Softmax {
     if (m != -infinity) l = exp2(m - m);
   }
 
+  // From here on m is rounded so much that a product which is not, less m, is no exponent.
+  static constexpr float far = 1.5e9f;
+
+  // What scores are to be multiplied by on their way to a logit. Of a row with far ones they have
+  // been, and are rounded as m is; where that overflows, inf - inf makes the row NaN.
+  float near(float* s, int64_t count, float factor) const {
+    if (m == -infinity || (-far < m && m < far)) return factor;
+    for (int64_t j = 0; j < count; ++j) {
+      const float logit = s[j] * factor;
+      s[j] = m < logit ? m : logit;
+    }
+    return 1.0f;
+  }
+
   // Scores s[lo..hi) · factor, `top` the largest of them, become 2^(s - m); all sums so far are to
   // be multiplied by what comes back. lo and hi are multiples of W.
   float add(float* s, int lo, int hi, float factor, float top) {
     const float before = m;
     m = top > m ? top : m;
     const float shift = m == -infinity ? 0.0f : m;
+    factor = near(s + lo, hi - lo, factor);
     F total{};
     for (int j = lo; j < hi; j += W) {
       const F w = exp2(load(s + j) * factor - shift);
@@ -57,7 +72,8 @@ struct Softmax {
   }
 
   // m and l in natural units. What m loses when it is rounded l makes up for, so that weights keep
-  // their accuracy at scores of thousands; not beyond `most`, where that is more than l can hold.
+  // their accuracy at scores of thousands; not beyond `most`, where that is more than l can hold
+  // (and below `far`, where a logit is rounded as the m is that belongs to it).
   static constexpr float most = 1e9f;
 
   static bool kept(float m) { return m == -infinity || (-most < m && m < most); }
