@@ -35,12 +35,12 @@ struct Cut {
     // Long parts share packed keys among many rows. As many for each thread, of one length: rows
     // that see the same are done at once; where they do not, several parts per thread even it out.
     const int64_t wanted = problem.visible.everything() ? threads : 4 * threads, many = 4 * wanted;
-    parts = up(rows, table.part_rows);
+    parts = up(rows, problem.blocks.strips * STRIP_ROWS);
     if (threads > 1)
       while (parts < up(rows, FEW_ROWS) && heads * parts < many &&
              (heads * parts < wanted || heads * parts % threads != 0))
         ++parts;
-    each = up(up(rows, parts), table.strip_rows) * table.strip_rows;
+    each = up(up(rows, parts), STRIP_ROWS) * STRIP_ROWS;
     parts = up(rows, each);
     // Few rows of few heads: keys are shared out, by the problem's sizes alone.
     constexpr int64_t enough = 64, fewest_keys = 2048;

@@ -78,6 +78,7 @@ Problem problem(const Asking& asking) {
   const Lent keys = like(p, k);
   p.N = queries.shape[0], p.Hq = queries.shape[1], p.Tq = queries.shape[2], p.D = queries.shape[3];
   p.Hk = keys.shape[1], p.Tk = keys.shape[2];
+  p.blocks = blocks(caches(), p.D, 0);
   p.q = Tensors::view(queries), p.k = Tensors::view(keys);
   p.scale = static_cast<float>(scale);
   p.softcap = static_cast<float>(softcap);
@@ -94,6 +95,7 @@ Problem problem(const Asking& asking) {
 void take_values(Problem& p, const Tensor& v) {
   const Lent values = like(p, v);
   p.Dv = values.shape[3], p.v = Tensors::view(values);
+  p.blocks = blocks(caches(), p.D, p.Dv);
 }
 
 Dropout dropping(const std::optional<std::tuple<int64_t, int64_t, double>>& numbers) {

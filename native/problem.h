@@ -5,6 +5,8 @@
 #pragma once
 #include <cstdint>
 
+#include "blocks.h"
+
 namespace eyeline {
 
 // How numbers lie in memory. Inside everything is float.
@@ -63,6 +65,7 @@ struct Problem {
   View sinks;                 // float [N, Hq]
   Visible visible;
   Dropout dropout;
+  Blocks blocks;
 
   int64_t group() const { return Hk ? Hq / Hk : 1; }
 

@@ -7,8 +7,6 @@ namespace eyeline {
 
 struct Table {
   const char* name;
-  int64_t strip_rows;                                  // rows that are computed at once
-  int64_t part_rows;                                   // rows that a part may have at most
   int64_t (*memory)(const Problem& problem);           // bytes that a thread needs
   void (*forward)(const Problem& problem, const Part& part, char* memory, const Watch& watch);
   void (*join)(const Problem& problem, const Part& part, const float* partials, int64_t count,

@@ -77,7 +77,7 @@ struct Backward {
   float* dq;       // [strips, R, D] sums so far
   float* k;        // [BLOCK / C, places of D, C]
   float* v;        // [BLOCK / C, places of Dv, C]
-  float* k_lines;  // [D / C, KEYS, C]
+  float* k_lines;  // [D / C, BLOCK, C]
   float* dk;       // [BLOCK, D] sums of the chunk
   float* dv;       // [BLOCK, Dv]
   float* weights;  // [HELD, R, LINE] scores, then weights
@@ -98,7 +98,7 @@ struct Backward {
   static int64_t bytes(const Problem& p) {
     const int64_t D = round_up(p.D, C), Dv = round_up(p.Dv, C), rows = most_rows(p);
     const int64_t held = smaller(rows, HELD * R);
-    const int64_t floats = rows * (p.D + p.Dv + D + Dv + D) + BLOCK * (p.D + p.Dv) + KEYS * D +
+    const int64_t floats = rows * (p.D + p.Dv + D + Dv + D) + BLOCK * (p.D + p.Dv) + BLOCK * D +
                            BLOCK * (D + Dv) + 2 * held * LINE + 2 * BLOCK;
     return floats * 4 + rows * static_cast<int64_t>(sizeof(Past) + sizeof(Row)) +
            rows / R * static_cast<int64_t>(sizeof(Span)) + R * KEYS + 20 * 64;
@@ -116,7 +116,7 @@ struct Backward {
     q = floats(rows * p.D), dout = floats(rows * p.Dv);
     q_lines = floats(rows * D), dout_lines = floats(rows * Dv);
     dq = floats(rows * D);
-    k = floats(BLOCK * p.D), v = floats(BLOCK * p.Dv), k_lines = floats(KEYS * D);
+    k = floats(BLOCK * p.D), v = floats(BLOCK * p.Dv), k_lines = floats(BLOCK * D);
     dk = floats(BLOCK * D), dv = floats(BLOCK * Dv);
     weights = floats(held * LINE), pulled = floats(held * LINE);
     cap = floats(BLOCK), kept = floats(BLOCK);
@@ -327,7 +327,7 @@ struct Backward {
         F sums[R][2];
         for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = F{};
         add_product<R, LINE, 1>(sp.hi - sp.lo, pulled + (i - from) * R * LINE + sp.lo,
-                                k_lines + column * C * KEYS + sp.lo * C, sums);
+                                k_lines + (column * BLOCK + sp.lo) * C, sums);
         add_tile(tile, D, sums);
       }
   }
@@ -375,7 +375,8 @@ struct Backward {
       if (slopes.dout)
         pack_keys<T>(dual, cell.n, cell.head, first + c * C, keys, v + c * C * places<T>(p.Dv));
     }
-    if (slopes.dq) pack_values<T>(dual, cell.n, cell.head, first, any.lo, any.hi, k_lines, odd_k);
+    if (slopes.dq)
+      pack_values<T>(dual, cell.n, cell.head, first, any.lo, any.hi, BLOCK, k_lines, odd_k);
     std::memset(dk + any.lo * D, 0, static_cast<size_t>((any.hi - any.lo) * D * 4));
     std::memset(dv + any.lo * Dv, 0, static_cast<size_t>((any.hi - any.lo) * Dv * 4));
   }

@@ -9,10 +9,6 @@ namespace {
 using eyeline::Part;
 using eyeline::Watch;
 
-constexpr int GROUP = 16;           // strips whose scores are held at once
-constexpr int STRIPS = 128;         // strips of a part: they share packed keys and values
-constexpr int PART_ROWS = STRIPS * R;
-
 // A part on its way. Everything the loops touch, in one piece of memory.
 struct Forward {
   const Problem& p;
@@ -25,9 +21,9 @@ struct Forward {
   int64_t Dv;      // rounded up to whole tiles
 
   float* q;        // [strips, places, R]; direct: [strips, R, D rounded up to whole vectors]
-  float* k;        // [KEYS / C, places, C]
-  float* v;        // [Dv / C, KEYS, C]
-  float* s;        // [GROUP, R, KEYS] scores, then weights
+  float* k;        // [keys / C, places, C]
+  float* v;        // [Dv / C, keys, C]
+  float* s;        // [held, R, KEYS] scores, then weights
   float* out;      // [strips, R, Dv] sums so far
   Softmax* row_sum;  // [strips · R]
   Row* row;        // [strips · R]
@@ -35,12 +31,13 @@ struct Forward {
   uint8_t* seen;   // [R, KEYS] of one strip
 
   static int64_t most_rows(const Problem& p) {
-    return smaller(PART_ROWS, round_up(p.Tq * p.group(), R));
+    return smaller(p.blocks.strips * R, round_up(p.Tq * p.group(), R));
   }
 
   static int64_t bytes(const Problem& p) {
-    const int64_t Dv = round_up(p.Dv, C), rows = most_rows(p), held = smaller(rows, GROUP * R);
-    const int64_t floats = rows * (round_up(p.D, W) + Dv) + KEYS * (p.D + Dv) + held * KEYS;
+    const int64_t Dv = round_up(p.Dv, C), rows = most_rows(p);
+    const int64_t floats = rows * (round_up(p.D, W) + Dv) + p.blocks.keys * (p.D + Dv) +
+                           smaller(rows, p.blocks.held * R) * KEYS;
     return floats * 4 + rows * static_cast<int64_t>(sizeof(Softmax) + sizeof(Row)) +
            rows / R * static_cast<int64_t>(sizeof(Span)) + R * KEYS + 16 * 64;
   }
@@ -53,9 +50,9 @@ struct Forward {
     Dv = round_up(p.Dv, C);
     const int64_t rows = most_rows(p);
     q = take<float>(memory, rows * round_up(p.D, W));
-    k = take<float>(memory, KEYS * p.D);
-    v = take<float>(memory, KEYS * Dv);
-    s = take<float>(memory, smaller(rows, GROUP * R) * KEYS);
+    k = take<float>(memory, p.blocks.keys * p.D);
+    v = take<float>(memory, p.blocks.keys * Dv);
+    s = take<float>(memory, smaller(rows, p.blocks.held * R) * KEYS);
     out = take<float>(memory, rows * Dv);
     row_sum = take<Softmax>(memory, rows);
     row = take<Row>(memory, rows);
@@ -144,7 +141,7 @@ struct Forward {
     }
   }
 
-  // out [rows, Dv] = out · decay + weights [rows, KEYS] · v [KEYS, Dv], one tile of C columns. A block
+  // out [rows, Dv] = out · decay + weights [rows, KEYS] · v [keys, Dv], one tile of C columns. A block
   // is summed up by itself: over long texts that keeps most of the roundings small.
   template <int rows>
   void multiply_values(int strip, int column, const float* weights, const float* decay) {
@@ -152,7 +149,7 @@ struct Forward {
     float* tile = out + strip * R * Dv + column * C;
     F sums[rows][2];
     for (int r = 0; r < rows; ++r) sums[r][0] = sums[r][1] = F{};
-    const float* panel = v + column * C * KEYS + sp.lo * C;
+    const float* panel = v + (column * p.blocks.keys + sp.lo) * C;
     add_product<rows, KEYS, 1>(sp.hi - sp.lo, weights + sp.lo, panel, sums);
     for (int r = 0; r < rows; ++r) {
       store(tile + r * Dv, load(tile + r * Dv) * decay[r] + sums[r][0]);
@@ -207,12 +204,13 @@ struct Forward {
       const int count = static_cast<int>(smaller(width - c * C, C));
       pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * places<T>(p.D));
     }
+    const int held = p.blocks.held;
     Odd odd;
-    pack_values<T>(p, part.n, part.head, first, any.lo, any.hi, v, odd);
-    for (int from = 0; from < strips; from += GROUP) {
-      const int to = from + GROUP < strips ? from + GROUP : strips;
+    pack_values<T>(p, part.n, part.head, first, any.lo, any.hi, p.blocks.keys, v, odd);
+    for (int from = 0; from < strips; from += held) {
+      const int to = from + held < strips ? from + held : strips;
       multiply_keys<T>(from, to, any);
-      float decay[GROUP][R];
+      float decay[eyeline::MOST_HELD][R];
       for (int i = from; i < to; ++i)
         if (span[i].sight != Sight::none)
           weigh(i, first, width, s + (i - from) * R * KEYS, decay[i - from]);
@@ -273,9 +271,9 @@ struct Forward {
   void run(const Watch& watch) {
     start<T>();
     if (part.key_start > 0) forget_sinks();  // who has the first keys counts them
-    for (int64_t first = part.key_start; first < part.key_stop; first += KEYS) {
+    for (int64_t first = part.key_start; first < part.key_stop; first += p.blocks.keys) {
       if (watch.stop()) return;
-      add_block<T>(first, static_cast<int>(smaller(part.key_stop - first, KEYS)));
+      add_block<T>(first, static_cast<int>(smaller(part.key_stop - first, p.blocks.keys)));
     }
     if (part.partial)
       leave(part.partial);

@@ -9,7 +9,7 @@ using eyeline::Problem;
 using eyeline::View;
 using eyeline::Visible;
 
-constexpr int KEYS = 512;  // keys of a block
+constexpr int KEYS = eyeline::MOST_KEYS;
 
 enum class Sight { none, some, all };
 

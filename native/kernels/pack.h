@@ -103,14 +103,14 @@ struct Odd {
   int key[KEYS];
 };
 
-// Values of keys lo <= j < hi of a block: to [Dv / C, KEYS, C].
+// Values of keys lo <= j < hi of a block: to [Dv / C, keys, C].
 template <class T>
 void pack_values(const Problem& p, int64_t n, int64_t head, int64_t first, int lo, int hi,
-                 float* to, Odd& odd) {
+                 int keys, float* to, Odd& odd) {
   odd.count = 0;
   for (int j = lo; j < hi; ++j) {
     const T* v = p.v.at<const T>(n, head, first + j);
-    if (!pack_line(v, p.v.stride[3], p.Dv, C * KEYS, to + j * C)) odd.key[odd.count++] = j;
+    if (!pack_line(v, p.v.stride[3], p.Dv, C * keys, to + j * C)) odd.key[odd.count++] = j;
   }
 }
 

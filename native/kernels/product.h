@@ -2,11 +2,13 @@
 #pragma once
 #include <type_traits>
 
+#include "../blocks.h"
 #include "simd.h"
 
 namespace {
 
-constexpr int R = 6;      // rows of a tile: 6 × 2 sums, 2 of b and 1 of a are 15 of 16 registers
+// Rows of a tile: 6 × 2 sums, 2 of b and 1 of a are 15 of 16 registers.
+constexpr int R = eyeline::STRIP_ROWS;
 constexpr int C = 2 * W;  // its columns
 
 // c [rows, C] += a [rows, n] · b [n, C]. Row r of a begins at a + r · row, its entries are `step`

@@ -157,9 +157,9 @@ struct Scores {
   // begin..end; false if stopped. `begin` is a multiple of a block.
   template <class T, class Call>
   bool each(const eyeline::Watch& watch, int64_t begin, int64_t end, const Call& f) {
-    for (int64_t first = begin; first < end; first += KEYS) {
+    for (int64_t first = begin; first < end; first += p.blocks.keys) {
       if (watch.stop()) return false;
-      const int width = static_cast<int>(smaller(p.Tk - first, KEYS));
+      const int width = static_cast<int>(smaller(p.Tk - first, p.blocks.keys));
       if (!pack<T>(first, width)) continue;
       for (int from = 0; from < strips; from += GROUP) {
         const int to = from + GROUP < strips ? from + GROUP : strips;

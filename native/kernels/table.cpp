@@ -17,7 +17,7 @@ extern "C" {
 extern const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE);
 const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE) = {
     EYELINE_TEXT(EYELINE_TABLE),
-    R, PART_ROWS, Forward::bytes, forward, join,
+    Forward::bytes, forward, join,
     BLOCK, Backward::bytes, backward,
     Reduce::bytes, reduce,
     multiply_adds, read_floats};

@@ -106,9 +106,14 @@ void Drawn::draw_sizes() {
     p.D = random_.one_of(lengths), p.Dv = random_.chance(0.5) ? p.D : random_.one_of(lengths);
   } while (static_cast<double>(p.N * p.Hq * p.Tq * p.Tk * (p.D + p.Dv)) > most_work);
   p.number = static_cast<Number>(random_.below(3));
+  Caches pretended;
+  pretended.level2 = random_.one_of({8, 64, 128, 512, 4096}) * 1024;
+  p.blocks = blocks(pretended, p.D, p.Dv);
   words = names[static_cast<int>(p.number)];
   for (const auto& [name, size] : {std::pair("N", p.N), {"Hq", p.Hq}, {"Hk", p.Hk}, {"Tq", p.Tq},
-                                   {"Tk", p.Tk}, {"D", p.D}, {"Dv", p.Dv}})
+                                   {"Tk", p.Tk}, {"D", p.D}, {"Dv", p.Dv},
+                                   {"keys", p.blocks.keys}, {"held", p.blocks.held},
+                                   {"strips", p.blocks.strips}})
     words += std::string(" ") + name + "=" + std::to_string(size);
 }
 

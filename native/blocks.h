@@ -1,0 +1,25 @@
+// How much of a problem is worked on at once: what is used often stays in the second cache.
+#pragma once
+#include <cstdint>
+
+#include "caches.h"
+
+namespace eyeline {
+
+constexpr int STRIP_ROWS = 6;   // rows whose scores are computed at once
+constexpr int MOST_KEYS = 512;  // of a block, as kernels lay out scores
+constexpr int MOST_HELD = 32;   // strips
+
+struct Blocks {
+  int keys = MOST_KEYS;  // of a block: a power of two, so that 2048 keys are whole blocks
+  int held = 16;         // strips whose scores are held at once
+  int strips = 128;      // strips that share packed keys and values
+};
+
+// For keys of D numbers and values of Dv. Packed keys take half of the second cache at most, the
+// scores held a quarter; queries and sums of a part, which pass by once for each block, twice as
+// much as it has, unless packing would not pay for so few rows. How many keys follows from D alone,
+// not from what is asked, so that every pass sums up a row in one order.
+Blocks blocks(const Caches& caches, int64_t D, int64_t Dv);
+
+}  // namespace eyeline
