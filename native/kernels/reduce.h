@@ -22,15 +22,18 @@ struct Along {
 
 // A row's weights, from what a line of scores holds.
 struct Weight {
-  float factor, shift, share;
+  float factor, shift, share, total;
 
   Weight(const Softmax& state, float factor)
       : factor(factor),
         shift(state.m == -infinity ? 0.0f : state.m),
-        share(state.l == 0.0f ? 0.0f : 1.0f / state.l) {}
+        share(state.l == 0.0f ? 0.0f : 1.0f / state.l),
+        total(state.l == 0.0f ? 1.0f : state.l) {}
 
   F exponent(F s) const { return s * factor - shift; }
   F operator()(F s) const { return exp2(exponent(s)) * share; }
+  // The same divided: what a row gives its only key is 1.
+  F exact(F s) const { return exp2(exponent(s)) / total; }
 };
 
 struct Range {
@@ -48,6 +51,7 @@ struct Reduce {
   bool searched;   // whether scores themselves are looked at
   bool weighed;    // whether weights are, or their state is all
   bool entered;    // whether some weights are asked for as they are
+  bool whole;      // whether all entries of every row are, and nothing else
   bool known;      // whether the part's state is
 
   static int64_t bytes(const Problem& p) {
@@ -61,11 +65,13 @@ struct Reduce {
     along = take<Along>(memory, Scores::most_rows(p));
     sums = take<float>(memory, KEYS);
     searched = weighed = entered = known = false;
+    whole = true;
     for (const Question& question : asked) {
       const bool entries = question.ask == Ask::entries;
       searched |= question.ask == Ask::largest || question.ask == Ask::top;
       weighed |= question.ask != Ask::state && question.ask != Ask::lse && !entries;
       entered |= entries;
+      whole &= entries && question.count == p.Tk;
     }
     if (entered && !weighed) scores.read_one_directly();
   }
@@ -90,9 +96,10 @@ struct Reduce {
   }
 
   // Whether the state of a part's rows is known. Of few rows another pass may have summed up scores
-  // or weights in another order, and their state costs little.
+  // or weights in another order, and their state costs little; it costs nothing where all entries
+  // are looked at in any case.
   bool is_known() const {
-    if (!asked.m || p.Tq * p.group() <= eyeline::FEW_ROWS) return false;
+    if (!asked.m || whole || p.Tq * p.group() <= eyeline::FEW_ROWS) return false;
     for (int64_t i = 0; i < scores.part.stop - scores.part.start; ++i)
       if (!Softmax::kept(asked.m[number_of(scores.row[i])])) return false;
     return true;
@@ -132,7 +139,8 @@ struct Reduce {
     return true;
   }
 
-  // The state as it is handed over, so that it makes no difference who has found it.
+  // The state as it is handed over, so that it makes no difference who has found it. A whole row
+  // is divided by its sum as it was found: its only key has weight 1.
   void settle(const Row& row, Softmax& state) {
     const int64_t number = number_of(row);
     float m = 0.0f, l = 0.0f;
@@ -142,7 +150,7 @@ struct Reduce {
       state.write(&m, &l);
     for (const Question& question : asked)
       if (question.ask == Ask::state) question.values[number] = m, question.more[number] = l;
-    if (Softmax::kept(m)) state.read(m, l);
+    if (Softmax::kept(m) && !whole) state.read(m, l);
   }
 
   void search(const Row& row, int64_t first, int lo, int hi, const float* line, Along& found) {
@@ -345,7 +353,7 @@ struct Reduce {
     }
     const Weight weight(state, state.near(value, question.count, scores.factor));
     for (int64_t a = 0; a < question.count; ++a) {
-      if (state.l == state.l) value[a] = weight(splat(value[a]))[0];
+      if (state.l == state.l) value[a] = weight.exact(splat(value[a]))[0];
       if (key[a] < 0) value[a] = 0.0f;
     }
   }
@@ -358,8 +366,8 @@ struct Reduce {
     if (state.l != state.l)
       for (; j < question.count; ++j)
         w[j] = sees(p, chunk.n, row, question.offset + j) ? state.l : 0.0f;
-    for (; j + W <= question.count; j += W) store(w + j, weight(load(w + j)));
-    for (; j < question.count; ++j) w[j] = weight(splat(w[j]))[0];
+    for (; j + W <= question.count; j += W) store(w + j, weight.exact(load(w + j)));
+    for (; j < question.count; ++j) w[j] = weight.exact(splat(w[j]))[0];
   }
 
   void finish_row(const Question& question, const Row& row, const Softmax& state,
