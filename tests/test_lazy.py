@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import eyeline
-from eyeline import biases
+from eyeline import biases, spans
 from eyeline.errors import ArgumentError, StaleError
+from eyeline.problem import Problem
 from tests import oracle
 
 LEADS: dict[int, tuple[int, ...]] = {2: (), 3: (2,), 4: (2, 4), 5: (2, 3, 4)}
@@ -247,3 +249,22 @@ def test_copies(copied: Use, rank: int) -> None:
         assert isinstance(twin, eyeline.Weights)
         assert twin.axes == weights.axes
         same(twin, part(exact))
+
+
+def test_a_problem_holds_what_it_names():
+    """Its fields are written in one step, which checks no name."""
+    q, k, v = torch.randn(3, 2, 6, 4).unbind()
+    weights = eyeline.attention(q, k, v, eyeline.causal())[1]
+    words = spans.weights_over(weights, [(0, 3), (3, 6)])
+    named = dataclasses.fields(Problem)
+    without = {field.name for field in named if field.default is dataclasses.MISSING}
+    for problem in (weights.problem, words.problem, weights[:, 2:].problem):
+        assert without <= set(vars(problem)) <= {field.name for field in named}
+
+
+def test_a_weights_that_is_written_to_spoils_no_other():
+    before = eyeline.weights(torch.ones(2, 3), torch.ones(2, 3))
+    with torch._C.DisableTorchFunctionSubclass():
+        before[:1, :1].fill_(7.0)
+        after = eyeline.weights(torch.ones(2, 3), torch.ones(2, 3))
+        assert torch.Tensor.isnan(after).all()

@@ -207,7 +207,9 @@ def test_what_a_run_says_about_its_speech_is_checked(tmp_path):
     path = tmp_path / "x.safetensors"
     listen(DATA / "sentence.wav", save=path)
     told = eyeline.load(path).about["speech"]
-    for changed in ({"seconds": "a"}, {"loud": [1]}, {"heads": [[9, 0]]}, {"heads": [[0]]}):
+    wrong = [{"seconds": x} for x in ("a", "nan", "inf", -1)]
+    wrong += [{"heads": x} for x in ([[9, 0]], [[0]], [])]
+    for changed in (*wrong, {"loud": [1]}):
         seen = eyeline.load(path)
         seen.about = {"speech": {**told, **changed}}
         with pytest.raises(ArgumentError):

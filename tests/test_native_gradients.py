@@ -233,6 +233,19 @@ def test_scores_of_a_hundred_million(cpu, Tq):
 
 
 @every_table
+@pytest.mark.parametrize("size", [1e9, 3e9, 1e12, 1e30])
+def test_scores_beyond_all_measure(cpu, size):
+    """Products of q and k that float32 holds exactly; one row sees three keys with the same."""
+    q, k = torch.ones(40, 1), torch.tensor([size, size, size, size / 4, 0.0])[:, None]
+    v, upstream = torch.randn(5, 4), torch.randn(40, 4)
+    mine = gradients(cpu, (q, k, v), upstream, scale=1.0)
+    doubles = (q.double(), k.double(), v.double())
+    exact = gradients("reference", doubles, upstream.double(), scale=1.0)
+    for found, expected in zip(mine[1:], exact[1:]):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@every_table
 def test_a_row_of_large_scores_moves_no_bit_of_others(cpu):
     q, k, v = inputs(60, 90, lead=(1,))
     upstream, larger = torch.randn(1, 2, 60, 8), q.clone()

@@ -82,7 +82,7 @@ def test_every_table_is_the_definition(build):
             pytest.skip(f"{tool} is not installed")
     told = build.made()
     for table in build.tables:
-        for check in ("forward", "backward", "reduce", "team"):
+        for check in ("blocks", "forward", "backward", "reduce", "team"):
             assert re.search(rf"^{table} +{check} .*: passed$", told, re.MULTILINE), told
         if not build.sanitized:
             # Anything else could be merged with a copy compiled for another processor.

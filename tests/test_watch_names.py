@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from eyeline.errors import ModelError
+from eyeline.integrations import huggingface_ran
 from eyeline.seen import Call, Missing, Seen, watch
 from tests.tiny import SIZES, SMALL, STACKS, T, close, eager, inputs, run, same, tiny
 
@@ -252,3 +253,13 @@ def test_a_long_table_is_shortened():
     assert len(repr(seen)) < 6000
     assert "(460 more)" in repr(seen)
     assert len(seen._repr_html_()) < 40_000
+
+
+def test_code_that_is_no_statement_by_itself_is_not_sure_to_be_heard():
+    def forward(self, hidden):
+        """Its text begins where
+        the line does."""
+        interface = ALL_ATTENTION_FUNCTIONS.get("sdpa")
+        return interface(self, hidden)
+
+    assert not huggingface_ran._always_heard(forward)

@@ -23,6 +23,8 @@ from eyeline.problem import Problem
 
 # From here on float32 rounds lse so much that weights taken from it are off by 1e-5.
 FAR = 256.0
+# From here on (`Softmax::most`) l cannot make up for what m loses when it is rounded.
+BEYOND = 1e9
 
 
 @dataclass(frozen=True)
@@ -114,16 +116,19 @@ class Cpu(Backend):
     ) -> Gradients:
         if terms or not _differentiates(problem, values, wanted):
             return self.rest.backward(problem, values, terms, view, lse_grad, wanted)
-        return self._gradients(problem, values, lse_grad, wanted)
+        state = self._state(problem, values)
+        if bool(((state.m.abs() >= BEYOND) & state.m.isfinite()).any()):
+            return self.rest.backward(problem, values, terms, view, lse_grad, wanted)
+        return self._gradients(problem, values, state, lse_grad, wanted)
 
     def _gradients(
         self,
         problem: Problem,
         values: Values | None,
+        state: State,
         lse_grad: Tensor | None,
         wanted: frozenset[str],
     ) -> Gradients:
-        state = self._state(problem, values)
         v = problem.k[..., :0] if values is None else values.v.resolve_neg()
         out, dout, dropout = None, None, None
         if values is not None:

@@ -27,7 +27,9 @@ def _load() -> tuple[ModuleType | None, str]:
     try:
         return import_module("eyeline.backends._native"), ""
     except ImportError as error:
-        missing = f"the native module is missing ({error}). {REMEDY}"
+        absent = isinstance(error, ModuleNotFoundError)
+        missing = f"the native module is {'missing' if absent else 'of no use'} ({error})."
+        missing += f" {REMEDY}" if absent else ""
         if asked == "require":
             raise BackendError(f"EYELINE_NATIVE=require, and {missing}") from error
         return None, missing

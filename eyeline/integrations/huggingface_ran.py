@@ -43,10 +43,9 @@ def _always_heard(forward: Callable[..., Any]) -> bool:
     if not _asks(forward) or _sources(forward)[0]:
         return False
     try:
-        source = inspect.getsource(inspect.unwrap(forward))
-    except (OSError, SyntaxError):  # typed into a console; a lambda inside of other code
+        return _always_calls(inspect.getsource(inspect.unwrap(forward)))
+    except (OSError, SyntaxError):  # typed into a console; no statement by itself
         return False
-    return _always_calls(source)
 
 
 def _asks(forward: Callable[..., Any]) -> bool:

@@ -237,6 +237,9 @@ def hollow(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     Code that reads its memory gets NaN, not plausible numbers.
     """
     if type(like) is Tensor and like.is_cpu and like.dtype in NANS and not _transformed():
+        if NANS[like.dtype]._version:  # written to by code that goes round torch's functions
+            NANS[like.dtype] = torch.full_like(NANS[like.dtype], math.nan)
+            _nans.cache_clear()
         return _nans(like.dtype, shape)
     return like.new_full((), math.nan).expand(shape)
 

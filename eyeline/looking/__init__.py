@@ -161,6 +161,12 @@ def _run(loaded: LoadedModel, text: str, tokens: Tokens, prompt: int) -> _Ran:
 
 def _recorded(seen: Seen) -> _Ran:
     """A run that was watched or recorded before."""
+    from eyeline.looking.pictures import patches
+
+    if patches(seen) is not None:
+        raise ArgumentError(
+            "This is a run over a picture: eyeline.looking.pictures.look_at(seen) shows it."
+        )
     tokens = seen.tokens
     if tokens is None:
         raise ArgumentError("look() needs the tokens of a run: set seen.tokens before you save it.")

@@ -201,9 +201,13 @@ def _recorded(seen: Seen) -> _Ran:
     try:
         told = seen.about["speech"]
         duration, edges = float(told["seconds"]), [int(edge) for edge in told["loud"]]
+        if not 0 <= duration <= LONGEST:
+            raise ValueError(f"{duration} seconds")
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
             loud[start:stop] = True
         following = tuple((int(layer), int(head)) for layer, head in told["heads"])
+        if not following:
+            raise ValueError("no heads")
         for layer, head in following:
             within("layer", layer, seen.kinds.count("cross"))
             within("head", head, heads)

@@ -18,7 +18,7 @@ void one(Findings& findings, int64_t level2, int64_t D, int64_t Dv) {
   const std::string what = std::to_string(level2) + " bytes, D " + std::to_string(D);
   const Blocks found = blocks(second(level2), D, Dv), larger = blocks(second(2 * level2), D, Dv);
   findings.expect(found.keys >= 64 && MOST_KEYS % found.keys == 0, what + ": keys");
-  findings.expect(found.held >= 1 && found.held <= MOST_HELD, what + ": strips held");
+  findings.expect(found.held >= 4 && found.held <= MOST_HELD, what + ": strips held");
   findings.expect(found.strips >= 64 && found.strips <= 128, what + ": strips");
   findings.expect(found.keys == 64 || found.keys * D * 4 <= level2 / 2, what + ": keys do not fit");
   findings.expect(found.keys <= larger.keys && found.strips <= larger.strips,
