@@ -257,9 +257,11 @@ def test_a_long_table_is_shortened():
 
 def test_code_that_is_no_statement_by_itself_is_not_sure_to_be_heard():
     def forward(self, hidden):
-        """Its text begins where
-        the line does."""
-        interface = ALL_ATTENTION_FUNCTIONS.get("sdpa")
-        return interface(self, hidden)
+        interface, note = (
+            ALL_ATTENTION_FUNCTIONS.get("sdpa"),
+            """a text that goes on
+at the beginning of a line""",
+        )
+        return interface(self, hidden, note)
 
     assert not huggingface_ran._always_heard(forward)
