@@ -10,7 +10,7 @@ from torch import Tensor
 from eyeline.backends import choose, gradients, ops
 from eyeline.backends.base import Backend, Dropout, State
 from eyeline.backends.gradients import WHOLE
-from eyeline.errors import ArgumentError
+from eyeline.errors import ArgumentError, DtypeError
 from eyeline.lazy import Weights, wrap
 from eyeline.lazy.parts import Body
 from eyeline.masks import Mask
@@ -90,6 +90,11 @@ def attended(
     backend: str | Backend | None = None,
 ) -> tuple[Tensor, Body]:
     """`attention`'s output, and what its weights are made of."""
+    if v is None:
+        raise DtypeError(
+            "attention() needs v to be a torch.Tensor, and got None. The weights alone are "
+            "eyeline.weights(q, k)."
+        )
     q, k, v = autocast(q, k, v)
     problem, values = make("attention", q, k, v, mask, bias, scale, softcap, sinks)
     assert values is not None

@@ -12,7 +12,7 @@ import torch
 import eyeline
 from eyeline import biases, readings
 from eyeline.backends.tiled import Tiled
-from eyeline.errors import ArgumentError, StaleError
+from eyeline.errors import ArgumentError, DtypeError, StaleError
 
 SMALL = Tiled(elements=64, key_block=2)
 
@@ -255,3 +255,22 @@ def test_weights_asked_inside_a_compiled_function_break_its_graph_and_answer(ask
     torch._dynamo.reset()
     q = torch.randn(1, 2, 4, 8)
     torch.testing.assert_close(torch.compile(program, backend="eager")(q), program(q))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda t: torch.nested.nested_tensor([t[0], t[0]]),
+        lambda t: t.to_sparse(),
+        lambda t: t.to_mkldnn(),
+        lambda t: None,
+    ],
+    ids=["nested", "sparse", "mkldnn", "None"],
+)
+def test_what_is_no_dense_tensor_is_named(name, kind):
+    given = {x: torch.randn(2, 2, 5, 4) for x in ("q", "k", "v")}
+    given[name] = kind(given[name])
+    with pytest.raises(DtypeError, match=rf"^attention\(\) .*{name}"):
+        eyeline.attention(**given)

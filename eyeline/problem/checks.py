@@ -40,6 +40,12 @@ def _check_tensors(caller: str, tensors: dict[str, Tensor]) -> None:
             raise DtypeError(
                 f"{caller}() needs {name} to be a torch.Tensor, and got {type(t).__name__}."
             )
+        if t.is_nested or t.layout != torch.strided:
+            kind = "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
+            raise DtypeError(
+                f"{caller}() computes with dense tensors, and {name} is {kind}. Make it dense; "
+                "texts of several lengths are padded, with mask=eyeline.padding(lengths)."
+            )
         if t.dim() < 2:
             raise ShapeError(
                 f"{caller}() needs {name} to be [T, D], [B, T, D] or [..., H, T, D], "
@@ -125,6 +131,10 @@ def _fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
     if not (q.dim() == k.dim() == v.dim() == 4):
+        return False
+    if q.is_nested or k.is_nested or v.is_nested:
+        return False
+    if not (q.layout == k.layout == v.layout == torch.strided):
         return False
     (N, Hq, _, D), (Nk, Hk, Tk, Dk), (Nv, Hv, Tv, _) = q.shape, k.shape, v.shape
     sizes = N == Nk == Nv and Hk == Hv and Tk == Tv and Dk == D and Hk > 0 and Hq % Hk == 0
