@@ -328,6 +328,7 @@ INTERRUPT = """
     q = torch.randn(1, {T}, 64)
     eyeline.attention(q[:, :64], q[:, :64], q[:, :64], backend=sys.argv[1])
     start = time.monotonic()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         _, w = eyeline.attention(q, q, q, backend=sys.argv[1])

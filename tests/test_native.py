@@ -295,6 +295,7 @@ import torch, eyeline
 
 torch.set_num_threads(2)
 q = torch.randn(1, 16, 32768, 64)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 began = time.monotonic()
 try:

@@ -424,6 +424,7 @@ import torch, eyeline
 torch.set_num_threads(2)
 q = torch.randn(1, 16, 32768, 64)
 weights = eyeline.weights(q, q, backend="cpu")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 began = time.monotonic()
 try:
