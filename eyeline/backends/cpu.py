@@ -80,7 +80,9 @@ class Cpu(Backend):
         state: State | None = None,
     ) -> list[Result]:
         asked = {
-            i: question(r, problem, view) for i, r in enumerate(reductions) if _answers(r, view)
+            i: question(r, problem, view)
+            for i, r in enumerate(reductions)
+            if _answers(r, view) and not (_is_entries(r) and _made_up(problem))
         }
         rest = [r for i, r in enumerate(reductions) if i not in asked]
         others = iter(self.rest.reduce(problem, rest, view) if rest else ())
@@ -183,6 +185,14 @@ def _answers(reduction: Reduction, view: View) -> bool:
 
 def _is_entries(reduction: Reduction) -> bool:
     return isinstance(reduction, Entries)
+
+
+def _made_up(problem: Problem) -> bool:
+    """Whether a score is more than a product, and so is rounded as a logit in base 2.
+
+    At scores of hundreds single weights are then off by 1e-5 and more, which `tiled` is not.
+    """
+    return not (problem.bias is None and problem.relative is None and problem.softcap is None)
 
 
 def _differentiates(problem: Problem, values: Values | None, wanted: frozenset[str]) -> bool:
