@@ -70,7 +70,9 @@ def attention(
             "mask=eyeline.causal(); torch's own arguments are those of "
             "eyeline.functional.scaled_dot_product_attention."
         )
-    out, body = attended(q, k, v, mask, bias, scale, softcap, sinks, dropout, backend)
+    q, k, v = autocast(q, k, v)
+    problem, values = make("attention", q, k, v, mask, bias, scale, softcap, sinks)
+    out, body = attended(problem, values, dropout, backend)
     return out, wrap(body)
 
 
@@ -78,37 +80,26 @@ scaled_dot_product_attention = attention
 
 
 def attended(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | Tensor | None = None,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    backend: str | Backend | None = None,
+    problem: Problem, v: Tensor | None, dropout: float, backend: str | Backend | None = None
 ) -> tuple[Tensor, Body]:
-    """`attention`'s output, and what its weights are made of."""
+    """`attention`'s output, and what its weights are made of; v is in the problem's form."""
     if v is None:
         raise DtypeError(
             "attention() needs v to be a torch.Tensor, and got None. The weights alone are "
             "eyeline.weights(q, k)."
         )
-    q, k, v = autocast(q, k, v)
-    problem, values = make("attention", q, k, v, mask, bias, scale, softcap, sinks)
-    assert values is not None
     problem, chosen = _settled(problem), choose(problem, backend)
     drop = _dropout(dropout)
     state: State | None = None
-    with gradients.without_autocast(q.device):
+    with gradients.without_autocast(v.device):
         if ops.wanted_here():
-            out, lse = ops.attend(ops.key_of(chosen), problem, values, drop)
+            out, lse = ops.attend(ops.key_of(chosen), problem, v, drop)
             lse = lse.detach()
         else:
-            out, lse, state = gradients.attend(chosen, problem, values, drop)
-    body = Body(problem, chosen, _axes(q), WHOLE, lse=lse, state=state)
-    return out if q.dim() == 4 else out.reshape(*problem.lead, *out.shape[2:]), body
+            out, lse, state = gradients.attend(chosen, problem, v, drop)
+    lead = problem.lead
+    body = Body(problem, chosen, _axes(lead), WHOLE, lse=lse, state=state)
+    return out if len(lead) == 2 else out.reshape(*lead, *out.shape[2:]), body
 
 
 def weights(
@@ -134,18 +125,16 @@ def weights(
     q, k = autocast(q, k)
     problem, _ = make("weights", q, k, None, mask, bias, scale, softcap, sinks)
     problem = _settled(problem)
-    return wrap(Body(problem, choose(problem, backend), _axes(q), WHOLE))
+    return wrap(Body(problem, choose(problem, backend), _axes(problem.lead), WHOLE))
 
 
-AXES: dict[int, tuple[str, ...]] = {2: (), 3: ("batch",), 4: ("batch", "head")}
-
-
-def _axes(q: Tensor) -> tuple[str, ...]:
+def _axes(lead: tuple[int, ...]) -> tuple[str, ...]:
     """Names of the leading dimensions."""
-    rank = q.dim()
-    if rank <= 4:
-        return AXES[rank]
-    return ("batch", *(f"batch_{i}" for i in range(1, rank - 3)), "head")
+    if len(lead) == 2:  # most often, and asked by small calls
+        return ("batch", "head")
+    if len(lead) < 2:
+        return ("batch",)[: len(lead)]
+    return ("batch", *(f"batch_{i}" for i in range(1, len(lead) - 1)), "head")
 
 
 def _settled(problem: Problem) -> Problem:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.api import attended
+from eyeline.api import attended, autocast
 from eyeline.errors import DtypeError, ShapeError
 from eyeline.masks import Mask, causal, from_tensor
+from eyeline.problem import make
 
 _warned = False
 
@@ -75,7 +76,9 @@ def scaled_dot_product_attention(
             _warn_of_zero_one(attn_mask)
         else:
             raise DtypeError(f"torch takes attn_mask as bool or float, and got {attn_mask.dtype}.")
-    return attended(query, key, value, mask, bias, scale, dropout=dropout_p)[0]
+    q, k, v = autocast(query, key, value)
+    problem, values = make("attention", q, k, v, mask, bias, scale, None, None)
+    return attended(problem, values, dropout_p)[0]
 
 
 def _warn_of_zero_one(attn_mask: Tensor) -> None:
