@@ -13,8 +13,6 @@ namespace eyeline {
 
 namespace {
 
-int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
-
 using Counts = std::unique_ptr<std::atomic<int64_t>[]>;
 
 // The weights of a key head, cut into pieces × pieces cells. In each of as many steps every row and

@@ -17,9 +17,10 @@ struct Blocks {
 };
 
 // For keys of D numbers and values of Dv. Packed keys take half of the second cache at most (but a
-// block has no fewer than 64), the scores held a quarter; queries and sums of a part, which pass by once for each block, twice as
-// much as it has, unless packing would not pay for so few rows. How many keys follows from D alone,
-// not from what is asked, so that every pass sums up a row in one order.
+// block has no fewer than 64), the scores held a quarter; queries and sums of a part, which pass by
+// once for each block, twice as much as it has, unless packing would not pay for so few rows. How
+// many keys follows from D alone, not from what is asked, so that every pass sums up a row in one
+// order.
 Blocks blocks(const Caches& caches, int64_t D, int64_t Dv);
 
 }  // namespace eyeline

@@ -11,8 +11,6 @@ namespace eyeline {
 
 namespace {
 
-int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
-
 // How the work is cut into parts. A row's result does not depend on how the rows are cut, nor on
 // the number of threads.
 struct Cut {
@@ -46,8 +44,8 @@ struct Cut {
     constexpr int64_t enough = 64, fewest_keys = 2048;
     if (rows > FEW_ROWS || 2 * heads > enough || keys < 2 * fewest_keys) return;
     const int64_t most = enough / heads < keys / fewest_keys ? enough / heads : keys / fewest_keys;
-    keys = (keys / most + fewest_keys - 1) / fewest_keys * fewest_keys;
-    splits = (problem.Tk + keys - 1) / keys;
+    keys = up(keys / most, fewest_keys) * fewest_keys;
+    splits = up(problem.Tk, keys);
   }
 
   // Of part `number`, its rows. The last rows come first: under a causal mask they take longest.

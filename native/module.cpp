@@ -70,7 +70,8 @@ Lent like(const Problem& p, const Tensor& tensor) {
   return found;
 }
 
-Problem problem(const Asking& asking) {
+// Values come with attention, not with questions.
+Problem problem(const Asking& asking, const Tensor& v = nb::none()) {
   const auto& [q, k, scale, softcap, more, places, positions, masks] = asking;
   const Lent queries = tensors->lent(q, Holds::numbers);
   Problem p;
@@ -78,7 +79,6 @@ Problem problem(const Asking& asking) {
   const Lent keys = like(p, k);
   p.N = queries.shape[0], p.Hq = queries.shape[1], p.Tq = queries.shape[2], p.D = queries.shape[3];
   p.Hk = keys.shape[1], p.Tk = keys.shape[2];
-  p.blocks = blocks(caches(), p.D, 0);
   p.q = Tensors::view(queries), p.k = Tensors::view(keys);
   p.scale = static_cast<float>(scale);
   p.softcap = static_cast<float>(softcap);
@@ -89,13 +89,12 @@ Problem problem(const Asking& asking) {
   const View picked = tensors->view(positions, Holds::int64);
   p.positions = reinterpret_cast<const int64_t*>(picked.data);
   if (masks) p.visible = visible(*masks);
-  return p;
-}
-
-void take_values(Problem& p, const Tensor& v) {
-  const Lent values = like(p, v);
-  p.Dv = values.shape[3], p.v = Tensors::view(values);
+  if (!v.is_none()) {
+    const Lent values = like(p, v);
+    p.Dv = values.shape[3], p.v = Tensors::view(values);
+  }
   p.blocks = blocks(caches(), p.D, p.Dv);
+  return p;
 }
 
 Dropout dropping(const std::optional<std::tuple<int64_t, int64_t, double>>& numbers) {
@@ -130,8 +129,7 @@ void unlocked(const Work& work) {
 void run_forward(const std::string& name, int threads, const Asking& asking, const Tensor& v,
                  const Tensor& out, const Tensor& rows,
                  const std::optional<std::tuple<int64_t, int64_t, double>>& dropout) {
-  Problem p = problem(asking);
-  take_values(p, v);
+  Problem p = problem(asking, v);
   p.out = Tensors::view(like(p, out));
   p.lse = tensors->view(rows, Holds::float32).at<float>(0);
   p.m = p.lse + p.N * p.Hq * p.Tq, p.l = p.m + p.N * p.Hq * p.Tq;
@@ -144,8 +142,7 @@ void run_backward(const std::string& name, int threads, const Asking& asking,
                   const std::array<Tensor, 3>& values, const std::array<int64_t, 3>& rows,
                   const std::array<int64_t, 4>& wanted,
                   const std::optional<std::tuple<int64_t, int64_t, double>>& dropout) {
-  Problem p = problem(asking);
-  take_values(p, values[0]);
+  Problem p = problem(asking, values[0]);
   if (!values[1].is_none()) p.out = Tensors::view(like(p, values[1]));
   p.m = floats(rows[0]), p.l = floats(rows[1]);
   p.dropout = dropping(dropout);

@@ -9,6 +9,9 @@
 
 namespace eyeline {
 
+// How many units hold n.
+inline int64_t up(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+
 // How numbers lie in memory. Inside everything is float.
 enum class Number : int { float32 = 0, bfloat16 = 1, float16 = 2 };
 

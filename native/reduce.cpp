@@ -25,9 +25,9 @@ struct Cut {
     // Few chunks, for each holds a line of sums per head; of many rows, which share packed keys.
     constexpr int64_t most_chunks = 8, fewest_rows = 384;
     const int64_t group = std::max<int64_t>(problem.group(), 1);
-    const int64_t fewest = (fewest_rows + group - 1) / group;
-    each = std::max((problem.Tq + most_chunks - 1) / most_chunks, fewest);
-    chunks = (problem.Tq + each - 1) / each;
+    const int64_t fewest = up(fewest_rows, group);
+    each = std::max(up(problem.Tq, most_chunks), fewest);
+    chunks = up(problem.Tq, each);
   }
 
   int64_t heads() const { return problem.N * problem.Hk; }
@@ -88,7 +88,7 @@ void join_pool(const Cut& cut, const Question& question, int64_t head) {
 bool reduce(const Table& table, const Problem& problem, Questions& questions, int threads,
             const Watch& watch) {
   constexpr int64_t line = 64;  // floats: no chunk's sums end within another's cache line
-  questions.padded = (problem.Tk + line - 1) / line * line;
+  questions.padded = up(problem.Tk, line) * line;
   const Cut cut(table, problem, questions);
   int64_t size = 0;
   for (const Question& question : questions) size += partial_size(cut, question);

@@ -61,9 +61,9 @@ struct Backward {
   const Problem dual;
   const Slopes& slopes;
   const Cell& cell;
-  bool plain;      // scores need a factor > 0 and nothing else
+  bool plain;
   bool more;       // slopes need dropout or the slope of softcap
-  float factor;    // from q·k to a base-2 logit where plain, else 1
+  float factor;    // from what is left of a score to a base-2 logit
   int64_t D, Dv;   // rounded up to whole tiles
   int64_t start = 0;  // the chunk's first row
   int64_t count = 0;  // and how many it has
@@ -106,9 +106,9 @@ struct Backward {
 
   Backward(const Problem& p, const Slopes& slopes, const Cell& cell, char* memory)
       : p(p), dual(exchanged(p, slopes)), slopes(slopes), cell(cell) {
-    plain = p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
+    plain = is_plain(p);
     more = p.softcap > 0.0f || p.dropout.here;
-    factor = plain ? p.scale * log2e : 1.0f;
+    factor = to_logit(p);
     D = round_up(p.D, C);
     Dv = round_up(p.Dv, C);
     const int64_t rows = most_rows(p), held = smaller(rows, HELD * R);
@@ -261,12 +261,7 @@ struct Backward {
                  int lo, int hi, float* s, float* g) {
     if (p.softcap > 0.0f) read_cap(s, lo, hi);
     if (!plain) finish_scores(p, cell.n, row[at], first, width, lo, hi, s);
-    if (sp.sight == Sight::some) {
-      hide(s, sees, lo, hi);
-    } else {
-      for (int j = lo; j < sp.lo; ++j) s[j] = -infinity;
-      for (int j = sp.hi; j < hi; ++j) s[j] = -infinity;
-    }
+    hide(s, sp, sees, lo, hi);
     if (!slopes.dout) clear(g, lo, hi);
     if (!more) return differentiate<false>(past[at], lo, hi, s, g);
     if (!(p.softcap > 0.0f))

@@ -14,10 +14,10 @@ struct Forward {
   const Problem& p;
   Part part;
   int strips;
-  bool plain;      // scores need a factor > 0 and nothing else
+  bool plain;
   bool direct;     // few rows, whose keys and values are not packed; without values rows are asked
                    // for their state alone, in the order in which backward.h sums up scores
-  float factor;    // from q·k to a base-2 logit where plain, else 1
+  float factor;    // from what is left of a score to a base-2 logit
   int64_t Dv;      // rounded up to whole tiles
 
   float* q;        // [strips, places, R]; direct: [strips, R, D rounded up to whole vectors]
@@ -44,9 +44,9 @@ struct Forward {
 
   Forward(const Problem& p, const Part& part, char* memory)
       : p(p), part(part), strips(static_cast<int>((part.stop - part.start + R - 1) / R)) {
-    plain = p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
+    plain = is_plain(p);
     direct = p.Dv > 0 && p.Tq * p.group() <= DIRECT_ROWS && p.k.stride[3] == 1 && p.v.stride[3] == 1;
-    factor = plain ? p.scale * log2e : 1.0f;
+    factor = to_logit(p);
     Dv = round_up(p.Dv, C);
     const int64_t rows = most_rows(p);
     q = take<float>(memory, rows * round_up(p.D, W));
@@ -126,12 +126,7 @@ struct Forward {
     for (int r = 0; r < rows; ++r) {
       float* line = scores + r * KEYS;
       if (!plain) finish_scores(p, part.n, here[r], first, width, lo, hi, line);
-      if (sp.sight == Sight::some) {
-        hide(line, seen + r * KEYS, lo, hi);
-      } else {
-        for (int j = lo; j < sp.lo; ++j) line[j] = -infinity;
-        for (int j = sp.hi; j < hi; ++j) line[j] = -infinity;
-      }
+      hide(line, sp, seen + r * KEYS, lo, hi);
       top[r] = Softmax::largest_of(line, lo, hi, factor);
     }
     for (int r = 0; r < rows; ++r) {

@@ -17,7 +17,7 @@ struct Scores {
   Part part;
   int strips;
   bool direct;   // one query, whose keys are not packed
-  bool plain;    // scores need a factor > 0 and nothing else
+  bool plain;
   float factor;  // from what `line` holds to a base-2 logit
   double unit;   // from what `line` holds to a score
 
@@ -39,8 +39,8 @@ struct Scores {
   }
 
   Scores(const Problem& p, char*& memory) : p(p), part(), strips(0), direct(false) {
-    plain = p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
-    factor = plain ? p.scale * log2e : 1.0f;
+    plain = is_plain(p);
+    factor = to_logit(p);
     unit = plain ? p.scale : ln2;
     const int64_t rows = most_rows(p);
     q = take<float>(memory, rows * round_up(p.D, W));
@@ -144,12 +144,7 @@ struct Scores {
     for (int r = 0; r < rows; ++r) {
       float* scores = line(held, r);
       if (!plain) finish_scores(p, part.n, here[r], first, width, lo, hi, scores);
-      if (sp.sight == Sight::some) {
-        hide(scores, seen + r * KEYS, lo, hi);
-      } else {
-        for (int j = lo; j < sp.lo; ++j) scores[j] = -infinity;
-        for (int j = sp.hi; j < hi; ++j) scores[j] = -infinity;
-      }
+      hide(scores, sp, seen + r * KEYS, lo, hi);
     }
   }
 

@@ -96,10 +96,24 @@ struct Softmax {
   }
 };
 
-// -inf at the keys lo <= j < hi that the row does not see.
-inline void hide(float* s, const uint8_t* seen, int lo, int hi) {
-  for (int j = lo; j < hi; ++j) s[j] = seen[j] ? s[j] : -infinity;
+// -inf at the keys lo <= j < hi that a row does not see: the span's, or all but those in `seen`.
+inline void hide(float* s, const Span& span, const uint8_t* seen, int lo, int hi) {
+  if (span.sight == Sight::some) {
+    for (int j = lo; j < hi; ++j) s[j] = seen[j] ? s[j] : -infinity;
+  } else {
+    for (int j = lo; j < span.lo; ++j) s[j] = -infinity;
+    for (int j = span.hi; j < hi; ++j) s[j] = -infinity;
+  }
 }
+
+// Whether a score is q·k times a factor > 0 and nothing else. Such are left as products until an
+// exponent is made of them; others become base-2 logits first (finish_scores).
+inline bool is_plain(const Problem& p) {
+  return p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
+}
+
+// From one or the other to a base-2 logit.
+inline float to_logit(const Problem& p) { return is_plain(p) ? p.scale * log2e : 1.0f; }
 
 // Scores q·k of keys lo <= j < hi of a block become base-2 logits, with scale, softcap and biases.
 // The range is in whole vectors; what lies beyond the block's width is to be hidden afterwards.
