@@ -177,8 +177,7 @@ def _recorded(seen: Seen) -> _Ran:
             f"look() is of one text and self-attention over it, and this run has {len(tokens)} "
             f"tokens and weights {list(first.shape)}, {' and '.join(sorted(set(seen.kinds)))}."
         )
-    name = seen.model or "a model"
-    title = next((model.title for model in known() if model.name == name), name)
+    name, title = asked.named(seen)
     causal = len(tokens) < 2 or not bool(first[:, :, :-1, -1].any())
     written = seen.generated
     prompt = len(tokens) if written is None else int((~written).sum())

@@ -6,7 +6,8 @@ import operator
 import os
 
 from eyeline.errors import ArgumentError, ModelError
-from eyeline.models import LoadedModel, Progress, load
+from eyeline.models import LoadedModel, Progress, known, load
+from eyeline.seen import Seen
 
 Model = str | os.PathLike[str] | LoadedModel
 """A model by name, folder or Hub id, or what `eyeline.models.load` returned."""
@@ -21,6 +22,12 @@ def loaded(model: Model, download: bool = False, progress: Progress | None = Non
     raise ModelError(
         f"model is {kind(model)}, and look takes a name or what eyeline.models.load returned."
     )
+
+
+def named(seen: Seen) -> tuple[str, str]:
+    """The name of the model that a run or a recording is of, and its title."""
+    name = seen.model or "a model"
+    return name, next((model.title for model in known() if model.name == name), name)
 
 
 def whole(name: str, value: object, wanted: str = "a whole number") -> int:

@@ -19,7 +19,7 @@ from eyeline.glossary import language
 from eyeline.looking import asked
 from eyeline.looking.asked import Model, within
 from eyeline.looking.data import view
-from eyeline.models import Progress, known, read_picture
+from eyeline.models import Progress, read_picture
 from eyeline.models.pictures import CLASS, PATCH, Picture, patch_names
 from eyeline.seen import Seen, watch
 
@@ -219,8 +219,7 @@ def _recorded(seen: Seen) -> _Ran:
             "look_at() is of a run over the patches of a picture, and this one has other tokens:"
             " set seen.tokens = picture.tokens() before you save it."
         )
-    name = seen.model or "a model"
-    title = next((model.title for model in known() if model.name == name), name)
+    name, title = asked.named(seen)
     rows, columns = grid
     size = (PATCH * columns, PATCH * rows)
     return _Ran(seen, "a recording", name, title, rows, columns, size, None)

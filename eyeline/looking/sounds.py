@@ -21,7 +21,7 @@ from eyeline.looking import asked
 from eyeline.looking.alignment import aligned
 from eyeline.looking.asked import Model, within
 from eyeline.looking.data import view
-from eyeline.models import LoadedModel, Progress, Sound, Transcript, known, read_sound, transcribe
+from eyeline.models import LoadedModel, Progress, Sound, Transcript, read_sound, transcribe
 from eyeline.models.sounds import FRAME, LONGEST, RATE, sounding
 from eyeline.seen import Seen, watch
 
@@ -213,8 +213,7 @@ def _recorded(seen: Seen) -> _Ran:
             within("head", head, heads)
     except (KeyError, TypeError, ValueError) as error:
         raise ArgumentError(f"What this run says about its speech is incomplete: {error}") from None
-    name = seen.model or "a model"
-    title = next((model.title for model in known() if model.name == name), name)
+    name, title = asked.named(seen)
     heard = Transcript(seen.tokens)
     return _Ran(seen, heard, "a recording", name, title, (), duration, loud, following)
 
