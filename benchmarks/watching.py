@@ -39,6 +39,7 @@ from eyeline.seen import Seen
 RESULTS = Path(__file__).resolve().parent / "results" / "watching.json"
 ROUNDS = 21
 ENOUGH = 5.0  # seconds of the unwatched model: short ones take more rounds
+SPELL = 0.1  # seconds of the unwatched model in a row
 CASES = (("minilm", 64), ("minilm", 512), ("smollm2", 64), ("smollm2", 512))
 MIB = 2**20
 
@@ -51,20 +52,22 @@ def text_of(loaded: Any, length: int) -> dict[str, torch.Tensor]:
 
 
 class Cost(NamedTuple):
-    """What one run took, and how many pages of memory were touched for the first time."""
+    """What a run took, and how many pages of memory it touched for the first time."""
 
     seconds: float
-    pages: int
+    pages: float
 
 
-def cost(work: Callable[[], Any]) -> Cost:
-    """What it takes."""
+def cost(work: Callable[[], Any], times: int) -> Cost:
+    """What it takes, on the average of so many runs."""
     gc.collect()
     pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     started = time.perf_counter()
-    work()
+    for _ in range(times):
+        work()
     seconds = time.perf_counter() - started
-    return Cost(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - pages)
+    pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - pages
+    return Cost(seconds / times, pages / times)
 
 
 @contextmanager
@@ -95,7 +98,7 @@ def kept(seen: Seen) -> tuple[int, int]:
     return sum(storages.values()), sum(t.nbytes for t in held)
 
 
-def runs_of(model: Any, inputs: dict[str, Tensor]) -> dict[str, Callable[[], Cost]]:
+def runs_of(model: Any, inputs: dict[str, Tensor], times: int) -> dict[str, Callable[[], Cost]]:
     """What is measured, by name."""
 
     def plain() -> Any:
@@ -109,15 +112,15 @@ def runs_of(model: Any, inputs: dict[str, Tensor]) -> dict[str, Callable[[], Cos
     def inside() -> Cost:
         """The forward alone, in a block that is open already."""
         with eyeline.watch(model):
-            return cost(plain)
+            return cost(plain, times)
 
     def listed() -> Cost:
         with listing(model):
-            return cost(plain)
+            return cost(plain, times)
 
     return {
-        "unwatched": lambda: cost(plain),
-        "block": lambda: cost(watched),
+        "unwatched": lambda: cost(plain, times),
+        "block": lambda: cost(watched, times),
         "forward": inside,
         "list": listed,
     }
@@ -127,8 +130,10 @@ def measure(name: str, length: int) -> dict[str, Any]:
     """One model at one length."""
     loaded = models.load(name)
     model, inputs = loaded.model, text_of(loaded, length)
-    runs = runs_of(model, inputs)
     with torch.no_grad():
+        seconds = min(cost(lambda: model(**inputs), 1).seconds for _ in range(3))
+        times = math.ceil(SPELL / seconds)
+        runs = runs_of(model, inputs, times)
         with eyeline.watch(model) as seen:
             looked = model(**inputs)[0]
         assert torch.equal(looked, model(**inputs)[0])
@@ -136,7 +141,7 @@ def measure(name: str, length: int) -> dict[str, Any]:
         del seen, looked
         costs: dict[str, list[Cost]] = {key: [] for key in runs}
         shuffled = random.Random(1)
-        rounds = max(ROUNDS, math.ceil(ENOUGH / runs["unwatched"]().seconds))
+        rounds = max(ROUNDS, math.ceil(ENOUGH / (times * seconds)))
         for _ in range(rounds):
             for key in shuffled.sample(list(runs), len(runs)):
                 costs[key].append(runs[key]())
@@ -153,6 +158,7 @@ def measure(name: str, length: int) -> dict[str, Any]:
         "model": name,
         "tokens": length,
         "rounds": rounds,
+        "runs_in_a_round": times,
         "unwatched_ms": round(1000 * unwatched, 2),
         "forward_ratio": ratio("forward"),
         "block_ratio": ratio("block"),
