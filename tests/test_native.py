@@ -125,7 +125,7 @@ def test_a_double_is_refused_when_the_backend_is_named():
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("rule", ["causal", "table", "only", "bias"])
-@pytest.mark.parametrize("Tq", [5, 300])
+@pytest.mark.parametrize("Tq", [5, 40, 300])
 def test_hidden_never_moves_a_bit(cpu, value, where, rule, Tq):
     """In float32: rows that may not see a bad key are the same to the last bit."""
     Tk, bad = 300, 40
@@ -193,9 +193,12 @@ def test_threads_move_no_bit(cpu):
 
 
 @every_table
-@pytest.mark.parametrize("Tq", [1, 4, 20])
+@pytest.mark.parametrize("Tq", [1, 4, 20, 45])
 def test_threads_move_no_bit_where_keys_are_shared_out(cpu, Tq):
-    """Few rows over many keys: how many parts share them depends on the sizes alone."""
+    """Few rows over many keys: how many parts share them depends on the sizes alone.
+
+    Of 90 rows the threads share the rows.
+    """
     q, k, v = inputs(Tq, 9000, Hq=2, Hk=1, lead=(1,), D=24)
     sinks = torch.tensor([2.0, -1.0])
     threads = torch.get_num_threads()
@@ -234,6 +237,21 @@ def test_hidden_never_moves_a_bit_where_keys_are_shared_out(cpu, value, where):
     other, _ = eyeline.attention(q, worse["k"], worse["v"], visible, backend=cpu)
     assert torch.equal(out[..., 0, :], other[..., 0, :])
     assert not other[..., 1, :].equal(out[..., 1, :])
+
+
+@every_table
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("apart", [75, 512])
+@pytest.mark.parametrize("Tq", [3, 20])
+def test_keys_of_few_rows_are_read_where_they_lie(cpu, dtype, apart, Tq):
+    """Wherever that is: of 512 floats apart a cache has room for few."""
+    q, k, v = (t.to(dtype) for t in inputs(Tq, 331, D=33, Dv=40))
+    far_k, far_v = (torch.full((*t.shape[:3], apart), torch.nan, dtype=dtype) for t in (k, v))
+    far_k[..., :33], far_v[..., :40] = k, v
+    out, w = eyeline.attention(q, k, v, backend=cpu)
+    other, of = eyeline.attention(q, far_k[..., :33], far_v[..., :40], backend=cpu)
+    assert torch.equal(out, other)
+    assert torch.equal(w.lse, of.lse)
 
 
 @every_table

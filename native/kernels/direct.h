@@ -6,8 +6,9 @@
 
 namespace {
 
-constexpr int DIRECT_ROWS = 2 * R;  // of a key head, at most
+constexpr int DIRECT_ROWS = 2 * R;  // of a key head, at most, whose scores are sums of lanes
 constexpr int AHEAD = 32;           // keys that are asked for before their turn
+constexpr int CLOSE = 64;           // keys whose values stay in the first cache for all their rows
 constexpr int CACHE_LINE = 64;      // bytes that come from memory at once
 
 // Adds up q [rows, width] · some keys, lane by lane: sums [rows, keys], `apart` from row to row.
@@ -85,6 +86,7 @@ struct Weighed {
   int64_t step, Dv;
   int lo, hi;
   const float* weights;
+  int turn, turns;  // of the values CLOSE keys on, vectors turn, turn + turns.. are asked for here
 };
 
 // out [rows, width] += weights · values, V vectors of columns from d, each as `read` reads it;
@@ -93,9 +95,12 @@ template <class T, int rows, int V, class Read>
 bool direct_columns(const Weighed<T>& a, int64_t d, float* out, int64_t width, bool check,
                     const Read& read) {
   constexpr int keys = rows * V <= 8 ? 2 : 1;  // at once: enough sums to hide an addition's latency
-  // What is left of a value is asked for too, so that memory is read in its order.
-  const int64_t rest = d == 0 ? (a.Dv - V * W) * static_cast<int64_t>(sizeof(T)) : 0;
-  F sums[keys][rows][V] = {};
+  // One row alone is done sooner than they come.
+  unsigned asked = 0;
+  for (int c = a.turn; c < V && rows > 1; c += a.turns) asked |= 1u << c;
+  F sums[keys][rows][V];
+#pragma GCC unroll 48
+  for (int i = 0; i < keys * rows * V; ++i) sums[i / (rows * V)][i / V % rows][i % V] = F{};
   const auto add = [&](F(&to)[rows][V], int j) {
     const T* value = a.v + j * a.step + d;
     F x[V];
@@ -107,22 +112,29 @@ bool direct_columns(const Weighed<T>& a, int64_t d, float* out, int64_t width, b
 #pragma GCC unroll 8
       for (int c = 0; c < V; ++c) to[r][c] += w * x[c];
     }
-    for (int64_t at = 0; at < rest; at += CACHE_LINE)
-      __builtin_prefetch(reinterpret_cast<const char*>(value + V * W) + at);
+#pragma GCC unroll 8
+    for (int c = 0; c < V; ++c)
+      if (asked >> c & 1) __builtin_prefetch(value + CLOSE * a.step + c * W, 0, 2);
   };
   int j = a.lo;
   for (; j + keys <= a.hi; j += keys)
 #pragma GCC unroll 2
     for (int i = 0; i < keys; ++i) add(sums[i], j + i);
   for (; j < a.hi; ++j) add(sums[0], j);
-  F bad{};
+  F bad[V]{};
+#pragma GCC unroll 6
   for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
     for (int c = 0; c < V; ++c) {
-      for (int i = 1; i < keys; ++i) sums[0][r][c] += sums[i][r][c];
-      bad += sums[0][r][c] * 0.0f;
+      if constexpr (keys == 2) sums[0][r][c] += sums[1][r][c];
+      bad[c] += sums[0][r][c] * 0.0f;
     }
-  if (check && sum(bad) != 0.0f) return false;
+#pragma GCC unroll 8
+  for (int c = 1; c < V; ++c) bad[0] += bad[c];
+  if (check && sum(bad[0]) != 0.0f) return false;
+#pragma GCC unroll 6
   for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
     for (int c = 0; c < V; ++c) {
       float* to = out + r * width + d + c * W;
       store(to, load(to) + sums[0][r][c]);
@@ -145,8 +157,9 @@ bool direct_finite(const Weighed<T>& a, int64_t d, float* out, int64_t width, co
 template <class T, int rows, int V>
 bool direct_from(const Weighed<T>& a, int64_t d, float* out, int64_t width) {
   bool finite = true;
+  const auto whole = [](const T* p) { return T::vector(p); };
   for (; d + V * W <= a.Dv; d += V * W)
-    finite &= direct_finite<T, rows, V>(a, d, out, width, T::vector);
+    finite &= direct_finite<T, rows, V>(a, d, out, width, whole);
   if constexpr (V > 1) return direct_from<T, rows, V / 2>(a, d, out, width) && finite;
   const auto last = [&](const T* p) { return beginning(p, a.Dv - d); };
   return (d == a.Dv || direct_finite<T, rows, 1>(a, d, out, width, last)) && finite;
@@ -155,15 +168,9 @@ bool direct_from(const Weighed<T>& a, int64_t d, float* out, int64_t width) {
 // out [rows, width] += weights · values, where values that are not finite count as 0; false where
 // a sum was not finite.
 template <class T, int rows>
-bool direct_values(Weighed<T> a, float* out, int64_t width) {
+bool direct_values(const Weighed<T>& a, float* out, int64_t width) {
   constexpr int V = rows == 1 ? 8 : rows == 2 || W == 16 ? 4 : 2;  // as the registers have room for
-  constexpr int close = 32;  // keys whose values stay in the first cache for all their columns
-  bool finite = true;
-  for (const int stop = a.hi; a.lo < stop; a.lo += close) {
-    a.hi = a.lo + close < stop ? a.lo + close : stop;
-    finite &= direct_from<T, rows, V>(a, 0, out, width);
-  }
-  return finite;
+  return direct_from<T, rows, V>(a, 0, out, width);
 }
 
 }  // namespace

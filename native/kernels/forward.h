@@ -2,6 +2,7 @@
 #pragma once
 #include "direct.h"
 #include "pack.h"
+#include "panel.h"
 #include "softmax.h"
 
 namespace {
@@ -17,10 +18,12 @@ struct Forward {
   bool plain;
   bool direct;     // few rows, whose keys and values are not packed; without values rows are asked
                    // for their state alone, in the order in which backward.h sums up scores
+  bool panels;     // direct, and more rows than are worth a key's own lanes: panel.h
   float factor;    // from what is left of a score to a base-2 logit
   int64_t Dv;      // rounded up to whole tiles
 
-  float* q;        // [strips, places, R]; direct: [strips, R, D rounded up to whole vectors]
+  float* q;        // [strips, places, R]; direct: [strips, R, D rounded up to whole vectors], or
+                   // [panels, places, W]
   float* k;        // [keys / C, places, C]
   float* v;        // [Dv / C, keys, C]
   float* s;        // [held, R, KEYS] scores, then weights
@@ -36,8 +39,8 @@ struct Forward {
 
   static int64_t bytes(const Problem& p) {
     const int64_t Dv = round_up(p.Dv, C), rows = most_rows(p);
-    const int64_t floats = rows * (round_up(p.D, W) + Dv) + p.blocks.keys * (p.D + Dv) +
-                           smaller(rows, p.blocks.held * R) * KEYS;
+    const int64_t floats = round_up(rows, W) * round_up(p.D, W) + rows * Dv +
+                           p.blocks.keys * (p.D + Dv) + smaller(rows, p.blocks.held * R) * KEYS;
     return floats * 4 + rows * static_cast<int64_t>(sizeof(Softmax) + sizeof(Row)) +
            rows / R * static_cast<int64_t>(sizeof(Span)) + R * KEYS + 16 * 64;
   }
@@ -45,11 +48,14 @@ struct Forward {
   Forward(const Problem& p, const Part& part, char* memory)
       : p(p), part(part), strips(static_cast<int>((part.stop - part.start + R - 1) / R)) {
     plain = is_plain(p);
-    direct = p.Dv > 0 && p.Tq * p.group() <= DIRECT_ROWS && p.k.stride[3] == 1 && p.v.stride[3] == 1;
+    const int64_t all = p.Tq * p.group();
+    direct = p.Dv > 0 && all <= smaller(PANEL_ROWS, p.blocks.held * R) &&
+             p.k.stride[3] == 1 && p.v.stride[3] == 1;
+    panels = direct && all > DIRECT_ROWS;
     factor = to_logit(p);
     Dv = round_up(p.Dv, C);
     const int64_t rows = most_rows(p);
-    q = take<float>(memory, rows * round_up(p.D, W));
+    q = take<float>(memory, round_up(rows, W) * round_up(p.D, W));
     k = take<float>(memory, p.blocks.keys * p.D);
     v = take<float>(memory, p.blocks.keys * Dv);
     s = take<float>(memory, smaller(rows, p.blocks.held * R) * KEYS);
@@ -72,7 +78,11 @@ struct Forward {
       row[at] = {part.head * group + r % group, r / group};
       row_sum[at].start(p, part.n, row[at]);
     }
-    if (direct) {
+    if (panels) {
+      const int64_t rows = part.stop - part.start;
+      for (int64_t r = 0; r < rows; r += W)
+        pack_panel<T>(p, part.n, row + r, smaller(rows - r, W), q + r * places<T>(p.D));
+    } else if (direct) {
       const int64_t width = round_up(p.D, W);
       std::memset(q, 0, static_cast<size_t>(strips * R * width * 4));
       for (int64_t r = 0; r < part.stop - part.start; ++r)
@@ -166,35 +176,67 @@ struct Forward {
     }
   }
 
-  // A strip over keys and values where they lie.
-  template <class T, int rows>
-  void add_direct(int strip, int64_t first, int width) {
-    const Span sp = span[strip];
-    float decay[R], *sums = out + strip * R * Dv;
-    const T* k = p.k.at<const T>(part.n, part.head, first);
-    const T* v = p.v.at<const T>(part.n, part.head, first);
-    const int64_t wide = round_up(p.D, W);
-    direct_scores<T, rows>(k, p.k.stride[2], p.D, sp.lo, sp.hi, q + strip * R * wide, wide, s);
-    weigh(strip, first, width, s, decay);
-    for (int r = 0; r < rows; ++r)
-      for (int64_t d = 0; d < Dv; d += W)
-        store(sums + r * Dv + d, load(sums + r * Dv + d) * decay[r]);
-    if (direct_values<T, rows>({v, p.v.stride[2], p.Dv, sp.lo, sp.hi, s}, sums, Dv)) return;
-    for (int j = sp.lo; j < sp.hi; ++j) add_odd<T>(j, strip, first, s);
+  // s = q · k of all strips, over keys where they lie.
+  template <class T>
+  void read_keys(int64_t first, const Span& any) {
+    const T* keys = p.k.at<const T>(part.n, part.head, first);
+    const int64_t step = p.k.stride[2], wide = round_up(p.D, W);
+    if (panels) {
+      const int rows = static_cast<int>(part.stop - part.start);
+      return panel_scores<T>(keys, step, p.D, any.lo, any.hi, q, rows, k, s);
+    }
+    for (int i = 0; i < strips; ++i) {
+      const Span sp = span[i];
+      if (sp.sight == Sight::none) continue;
+      with_rows(rows_of(i), [&](auto rows) {
+        direct_scores<T, decltype(rows)::value>(keys, step, p.D, sp.lo, sp.hi, q + i * R * wide,
+                                                wide, s + i * R * KEYS);
+      });
+    }
+  }
+
+  // out += weights · v of all strips, over values where they lie: few at a time, so that one strip
+  // finds them near after the other. Which these are does not depend on the strips beside it.
+  template <class T>
+  void read_values(int64_t first, const Span& any) {
+    const T* values = p.v.at<const T>(part.n, part.head, first);
+    bool finite[eyeline::MOST_HELD];
+    std::memset(finite, 1, sizeof finite);
+    for (int j = any.lo / CLOSE * CLOSE; j < any.hi; j += CLOSE)
+      for (int i = 0; i < strips; ++i) {
+        const int lo = static_cast<int>(larger(span[i].lo, j));
+        const int hi = static_cast<int>(smaller(span[i].hi, j + CLOSE));
+        if (lo >= hi) continue;
+        const Weighed<T> these{values, p.v.stride[2], p.Dv, lo, hi, s + i * R * KEYS, i, strips};
+        with_rows(rows_of(i), [&](auto rows) {
+          finite[i] &= direct_values<T, decltype(rows)::value>(these, out + i * R * Dv, Dv);
+        });
+      }
+    for (int i = 0; i < strips; ++i)
+      for (int j = span[i].lo; j < span[i].hi && !finite[i]; ++j)
+        add_odd<T>(j, i, first, s + i * R * KEYS);
+  }
+
+  // All strips over keys and values where they lie.
+  template <class T>
+  void add_direct(int64_t first, int width, const Span& any) {
+    read_keys<T>(first, any);
+    for (int i = 0; i < strips; ++i) {
+      if (span[i].sight == Sight::none) continue;
+      float decay[R], *sums = out + i * R * Dv;
+      weigh(i, first, width, s + i * R * KEYS, decay);
+      for (int r = 0; r < rows_of(i); ++r)
+        for (int64_t d = 0; d < Dv; d += W)
+          store(sums + r * Dv + d, load(sums + r * Dv + d) * decay[r]);
+    }
+    read_values<T>(first, any);
   }
 
   template <class T>
   void add_block(int64_t first, int width) {
     const Span any = look_at(first, width);
     if (any.sight == Sight::none) return;
-    if (direct) {
-      for (int i = 0; i < strips; ++i)
-        if (span[i].sight != Sight::none)
-          with_rows(rows_of(i), [&](auto rows) {
-            add_direct<T, decltype(rows)::value>(i, first, width);
-          });
-      return;
-    }
+    if (direct) return add_direct<T>(first, width, any);
     for (int c = any.lo / C; c * C < any.hi; ++c) {
       const int count = static_cast<int>(smaller(width - c * C, C));
       pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * places<T>(p.D));
