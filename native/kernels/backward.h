@@ -261,7 +261,7 @@ struct Backward {
                  int lo, int hi, float* s, float* g) {
     if (p.softcap > 0.0f) read_cap(s, lo, hi);
     if (!plain) finish_scores(p, cell.n, row[at], first, width, lo, hi, s);
-    hide(s, sp, sees, lo, hi);
+    hide(p.visible, cell.n, row[at], first, sp, sees, lo, hi, s);
     if (!slopes.dout) clear(g, lo, hi);
     if (!more) return differentiate<false>(past[at], lo, hi, s, g);
     if (!(p.softcap > 0.0f))

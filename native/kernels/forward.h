@@ -30,6 +30,7 @@ struct Forward {
   float* out;      // [strips, R, Dv] sums so far
   Softmax* row_sum;  // [strips · R]
   Row* row;        // [strips · R]
+  Reach* reaches;  // [strips]
   Span* span;      // [strips]
   uint8_t* seen;   // [R, KEYS] of one strip
 
@@ -42,7 +43,7 @@ struct Forward {
     const int64_t floats = round_up(rows, W) * round_up(p.D, W) + rows * Dv +
                            p.blocks.keys * (p.D + Dv) + smaller(rows, p.blocks.held * R) * KEYS;
     return floats * 4 + rows * static_cast<int64_t>(sizeof(Softmax) + sizeof(Row)) +
-           rows / R * static_cast<int64_t>(sizeof(Span)) + R * KEYS + 16 * 64;
+           rows / R * static_cast<int64_t>(sizeof(Reach) + sizeof(Span)) + R * KEYS + 16 * 64;
   }
 
   Forward(const Problem& p, const Part& part, char* memory)
@@ -62,6 +63,7 @@ struct Forward {
     out = take<float>(memory, rows * Dv);
     row_sum = take<Softmax>(memory, rows);
     row = take<Row>(memory, rows);
+    reaches = take<Reach>(memory, rows / R);
     span = take<Span>(memory, rows / R);
     seen = take<uint8_t>(memory, R * KEYS);
   }
@@ -78,6 +80,7 @@ struct Forward {
       row[at] = {part.head * group + r % group, r / group};
       row_sum[at].start(p, part.n, row[at]);
     }
+    for (int i = 0; i < strips; ++i) reaches[i] = reach(p, part.n, row + i * R, rows_of(i));
     if (panels) {
       const int64_t rows = part.stop - part.start;
       for (int64_t r = 0; r < rows; r += W)
@@ -98,7 +101,9 @@ struct Forward {
   Span look_at(int64_t first, int width) {
     Span any{width, 0, Sight::none};
     for (int i = 0; i < strips; ++i) {
-      span[i] = look(p.visible, part.n, row + i * R, rows_of(i), first, width, seen);
+      span[i] = {};
+      if (reaches[i].meets(first, width))
+        span[i] = look(p.visible, part.n, row + i * R, rows_of(i), first, width, seen);
       if (span[i].sight == Sight::none) continue;
       any.lo = span[i].lo < any.lo ? span[i].lo : any.lo;
       any.hi = span[i].hi > any.hi ? span[i].hi : any.hi;
@@ -107,36 +112,42 @@ struct Forward {
     return any;
   }
 
+  // The biases of a tile of scores are on their way while its products are summed up.
+  void ask_for_bias(int strip, int64_t j) const {
+    for (int r = 0; r < rows_of(strip); ++r) {
+      const Row at = row[strip * R + r];
+      const float* bias = p.bias.at<const float>(part.n, at.h, at.i, j);
+      for (int c = 0; c < C; c += CACHE_LINE / 4) __builtin_prefetch(bias + c, 0, 2);
+    }
+  }
+
   // s [R, KEYS] = q [R, D] · kᵀ [D, KEYS] for the strips from..to.
   template <class T>
-  void multiply_keys(int from, int to, const Span& any) {
+  void multiply_keys(int from, int to, int64_t first, const Span& any) {
     const int64_t width = places<T>(p.D);
+    const bool ask = p.bias && p.bias.stride[3] == 1;
     for (int c = any.lo / C; c * C < any.hi; ++c)
       for (int i = from; i < to; ++i) {
-        if (span[i].sight == Sight::none || c * C >= span[i].hi || (c + 1) * C <= span[i].lo)
-          continue;
-        float* tile = s + (i - from) * R * KEYS + c * C;
-        F sums[R][2];
-        for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = F{};
-        add_product<R, 1, R, paired<T>>(width, q + i * R * width, k + c * C * width, sums);
-        for (int r = 0; r < R; ++r) {
-          store(tile + r * KEYS, sums[r][0]);
-          store(tile + r * KEYS + W, sums[r][1]);
-        }
+        const int lo = span[i].lo - c * C, hi = span[i].hi - c * C;
+        if (span[i].sight == Sight::none || hi <= 0 || lo >= C) continue;
+        if (ask) ask_for_bias(i, first + c * C);
+        multiply_tile<paired<T>>(width, q + i * R * width, k + c * C * width, lo, hi,
+                                 s + (i - from) * R * KEYS + c * C, KEYS);
       }
   }
 
   // Scores of a strip become weights relative to the rows' largest so far; decay [R].
   void weigh(int strip, int64_t first, int width, float* scores, float* decay) {
     const Span sp = span[strip];
-    const int lo = sp.lo / C * C, hi = static_cast<int>(round_up(sp.hi, C)), rows = rows_of(strip);
+    const int lo = sp.lo / W * W, hi = static_cast<int>(round_up(sp.hi, W)), rows = rows_of(strip);
     const Row* here = row + strip * R;
     float top[R];
-    if (sp.sight == Sight::some) look(p.visible, part.n, here, rows, first, width, seen);
+    if (sp.sight == Sight::some && beyond_intervals(p.visible))
+      write_seen(p.visible, part.n, here, rows, first, sp, seen);
     for (int r = 0; r < rows; ++r) {
       float* line = scores + r * KEYS;
       if (!plain) finish_scores(p, part.n, here[r], first, width, lo, hi, line);
-      hide(line, sp, seen + r * KEYS, lo, hi);
+      hide(p.visible, part.n, here[r], first, sp, seen + r * KEYS, lo, hi, line);
       top[r] = Softmax::largest_of(line, lo, hi, factor);
     }
     for (int r = 0; r < rows; ++r) {
@@ -246,7 +257,7 @@ struct Forward {
     pack_values<T>(p, part.n, part.head, first, any.lo, any.hi, p.blocks.keys, v, odd);
     for (int from = 0; from < strips; from += held) {
       const int to = from + held < strips ? from + held : strips;
-      multiply_keys<T>(from, to, any);
+      multiply_keys<T>(from, to, first, any);
       float decay[eyeline::MOST_HELD][R];
       for (int i = from; i < to; ++i)
         if (span[i].sight != Sight::none)

@@ -75,6 +75,28 @@ inline Span within_intervals(const Visible& v, int64_t n, const Row* rows, int c
   return {static_cast<int>(low), static_cast<int>(high), all ? Sight::all : Sight::some};
 }
 
+// The keys that intervals let some row of a strip see, of all blocks together.
+struct Reach {
+  int64_t lo, hi;
+
+  bool meets(int64_t first, int64_t width) const { return lo < first + width && hi > first; }
+};
+
+inline Reach reach(const Problem& p, int64_t n, const Row* rows, int count) {
+  const Visible& v = p.visible;
+  if (!v.starts) return {0, p.Tk};
+  Reach found{p.Tk, 0};
+  for (int r = 0; r < count; ++r)
+    for (int64_t a = 0; a < v.intervals; ++a) {
+      const int64_t start = *v.starts.at<const int64_t>(n, rows[r].h, rows[r].i, a);
+      const int64_t stop = *v.stops.at<const int64_t>(n, rows[r].h, rows[r].i, a);
+      if (start >= stop) continue;
+      found.lo = smaller(found.lo, start);
+      found.hi = larger(found.hi, stop);
+    }
+  return found;
+}
+
 // What each row sees of the block: seen [count, KEYS], 0 or 1; entries outside of `span` are 0.
 inline void write_seen(const Visible& v, int64_t n, const Row* rows, int count, int64_t first,
                        const Span& span, uint8_t* seen) {
@@ -126,16 +148,46 @@ inline Span narrowed(const uint8_t* seen, int count, Span span) {
   return span;
 }
 
+// Whether more than intervals says who is seen. Then a strip's rows are written down: `seen`.
+inline bool beyond_intervals(const Visible& v) { return v.keep || v.q_ids || v.dense; }
+
 // What a strip of rows sees of the block of `width` keys from `first`. `seen` [count, KEYS] is
-// written where the answer is `some`.
+// written where intervals do not say all of it.
 inline Span look(const Visible& v, int64_t n, const Row* rows, int count, int64_t first, int width,
                  uint8_t* seen) {
   Span span{0, width, Sight::all};
   if (v.starts) span = within_intervals(v, n, rows, count, first, width);
-  if (span.sight == Sight::none) return span;
-  const bool more = v.keep || v.q_ids || v.dense;
-  if (span.sight == Sight::some || more) write_seen(v, n, rows, count, first, span, seen);
-  return more ? narrowed(seen, count, span) : span;
+  if (span.sight == Sight::none || !beyond_intervals(v)) return span;
+  write_seen(v, n, rows, count, first, span, seen);
+  return narrowed(seen, count, span);
+}
+
+inline void hide_all(float* s, int64_t from, int64_t to) {
+  for (int64_t j = from; j < to; ++j) s[j] = -infinity;
+}
+
+// -inf at the keys lo <= j < hi of a block that a row does not see: the span's, or all but those of
+// its intervals, or, where these are not all, but those in `seen`, its line of what was written.
+inline void hide(const Visible& v, int64_t n, Row row, int64_t first, const Span& span,
+                 const uint8_t* seen, int lo, int hi, float* s) {
+  if (span.sight == Sight::some && beyond_intervals(v)) {
+    for (int j = lo; j < hi; ++j) s[j] = seen[j] ? s[j] : -infinity;
+    return;
+  }
+  int64_t hidden = lo;  // from here on
+  if (span.sight == Sight::all) {
+    hide_all(s, lo, span.lo);
+    hidden = span.hi;
+  }
+  for (int64_t a = 0; a < v.intervals && span.sight == Sight::some; ++a) {
+    const int64_t start = *v.starts.at<const int64_t>(n, row.h, row.i, a) - first;
+    const int64_t stop = *v.stops.at<const int64_t>(n, row.h, row.i, a) - first;
+    const int64_t from = larger(start, span.lo), to = smaller(stop, span.hi);
+    if (from >= to) continue;
+    hide_all(s, hidden, from);
+    hidden = to;
+  }
+  hide_all(s, hidden, hi);
 }
 
 }  // namespace

@@ -11,17 +11,21 @@ namespace {
 constexpr int R = eyeline::STRIP_ROWS;
 constexpr int C = 2 * W;  // its columns
 
-// c [rows, C] += a [rows, n] · b [n, C]. Row r of a begins at a + r · row, its entries are `step`
-// apart; both are known to the compiler. An entry is a float, or a pair of bfloat16 in its place.
-template <int rows, int row, int step, bool pairs = false>
-inline void add_product(int64_t n, const float* a, const float* b, F (&c)[rows][2]) {
+// c [rows, V · W] += a [rows, n] · b [n, C], of which so many columns. Row r of a begins at a + r · row,
+// its entries are `step` apart; both are known to the compiler. An entry is a float, or a pair of
+// bfloat16 in its place.
+template <int rows, int row, int step, bool pairs = false, int V>
+inline void add_product(int64_t n, const float* a, const float* b, F (&c)[rows][V]) {
   for (int64_t i = 0; i < n; ++i, a += step, b += C) {
-    const F b0 = load(b), b1 = load(b + W);
+    F y[V];
+#pragma GCC unroll 2
+    for (int at = 0; at < V; ++at) y[at] = load(b + at * W);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) {
       const F x = splat(a[r * row]);
-      c[r][0] = pairs ? add_pairs(c[r][0], x, b0) : c[r][0] + x * b0;
-      c[r][1] = pairs ? add_pairs(c[r][1], x, b1) : c[r][1] + x * b1;
+#pragma GCC unroll 2
+      for (int at = 0; at < V; ++at)
+        c[r][at] = pairs ? add_pairs(c[r][at], x, y[at]) : c[r][at] + x * y[at];
     }
   }
 }
@@ -37,13 +41,12 @@ inline void load_tile(const float* from, int64_t line, F (&c)[rows][2]) {
   }
 }
 
-template <int rows>
-inline void store_tile(float* to, int64_t line, const F (&c)[rows][2]) {
+template <int rows, int V>
+inline void store_tile(float* to, int64_t line, const F (&c)[rows][V]) {
 #pragma GCC unroll 6
-  for (int r = 0; r < rows; ++r) {
-    store(to + r * line, c[r][0]);
-    store(to + r * line + W, c[r][1]);
-  }
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+    for (int at = 0; at < V; ++at) store(to + r * line + at * W, c[r][at]);
 }
 
 template <int rows>
@@ -53,6 +56,25 @@ inline void add_tile(float* to, int64_t line, const F (&c)[rows][2]) {
     store(to + r * line, load(to + r * line) + c[r][0]);
     store(to + r * line + W, load(to + r * line + W) + c[r][1]);
   }
+}
+
+// c [R, V · W] = a [R, n] · b [n, C], packed (pack.h).
+template <bool pairs, int V>
+inline void multiply_packed(int64_t n, const float* a, const float* b, float* c, int64_t line) {
+  F sums[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int at = 0; at < V; ++at) sums[r][at] = F{};
+  add_product<R, 1, R, pairs>(n, a, b, sums);
+  store_tile(c, line, sums);
+}
+
+// The vectors of c [R, C] with one of the columns lo <= j < hi.
+template <bool pairs>
+inline void multiply_tile(int64_t n, const float* a, const float* b, int lo, int hi, float* c,
+                          int64_t line) {
+  if (lo >= W) return multiply_packed<pairs, 1>(n, a, b + W, c + W, line);
+  if (hi <= W) return multiply_packed<pairs, 1>(n, a, b, c, line);
+  multiply_packed<pairs, 2>(n, a, b, c, line);
 }
 
 // Calls `f` with the number of rows, 1 to R, as a constant.

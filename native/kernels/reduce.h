@@ -158,11 +158,7 @@ struct Reduce {
     const float top = largest(high);
     if (top > found.top) {
       found.top = top;
-      for (int j = lo; j < hi; ++j)
-        if (line[j] == top) {
-          found.key = first + j;
-          break;
-        }
+      found.key = first + first_equal(line, lo, hi, top);
     }
     for (const Question& question : asked) {
       if (question.ask != Ask::top) continue;
@@ -377,7 +373,7 @@ struct Reduce {
       case Ask::lse: question.values[number] = state.lse(); return;
       case Ask::entropy: question.values[number] = entropy(state, found); return;
       case Ask::largest:
-        question.values[number] = static_cast<float>(found.top * scores.unit);
+        question.values[number] = found.top * scores.unit;
         question.keys[number] = found.key;
         return;
       case Ask::top: return finish_top(question, row, state);

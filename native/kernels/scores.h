@@ -19,12 +19,13 @@ struct Scores {
   bool direct;   // one query, whose keys are not packed
   bool plain;
   float factor;  // from what `line` holds to a base-2 logit
-  double unit;   // from what `line` holds to a score
+  float unit;    // from what `line` holds to a score
 
   float* q;       // [strips, places, R]; direct: [strips, R, D rounded up to whole vectors]
   float* k;       // [KEYS / C, places, C]
   float* s;       // [GROUP, R, LINE]; direct: [GROUP, R, KEYS]
   Row* row;       // [strips · R]
+  Reach* reaches;  // [strips]
   Span* span;     // [strips]
   uint8_t* seen;  // [R, KEYS] of one strip
 
@@ -34,19 +35,20 @@ struct Scores {
 
   static int64_t bytes(const Problem& p) {
     const int64_t rows = most_rows(p), held = smaller(rows, GROUP * R);
-    return (rows * round_up(p.D, W) + KEYS * p.D + held * LINE) * 4 + R * KEYS + 6 * 64 +
-           rows * static_cast<int64_t>(sizeof(Row)) + rows / R * static_cast<int64_t>(sizeof(Span));
+    return (rows * round_up(p.D, W) + KEYS * p.D + held * LINE) * 4 + R * KEYS + 7 * 64 +
+           rows * static_cast<int64_t>(sizeof(Row)) + rows / R * static_cast<int64_t>(sizeof(Reach) + sizeof(Span));
   }
 
   Scores(const Problem& p, char*& memory) : p(p), part(), strips(0), direct(false) {
     plain = is_plain(p);
     factor = to_logit(p);
-    unit = plain ? p.scale : ln2;
+    unit = to_score(p);
     const int64_t rows = most_rows(p);
     q = take<float>(memory, rows * round_up(p.D, W));
     k = take<float>(memory, KEYS * p.D);
     s = take<float>(memory, smaller(rows, GROUP * R) * LINE);
     row = take<Row>(memory, rows);
+    reaches = take<Reach>(memory, rows / R);
     span = take<Span>(memory, rows / R);
     seen = take<uint8_t>(memory, R * KEYS);
   }
@@ -69,6 +71,7 @@ struct Scores {
     const int64_t group = p.group();
     for (int64_t r = part.start; r < part.stop; ++r)
       row[r - part.start] = {part.head * group + r % group, r / group};
+    for (int i = 0; i < strips; ++i) reaches[i] = reach(p, part.n, row + i * R, rows_of(i));
     if (direct) return lay_queries<T>();
     for (int i = 0; i < strips; ++i)
       pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * places<T>(p.D));
@@ -88,7 +91,9 @@ struct Scores {
   bool pack(int64_t first, int width) {
     int low = width, high = 0;
     for (int i = 0; i < strips; ++i) {
-      span[i] = look(p.visible, part.n, row + i * R, rows_of(i), first, width, seen);
+      span[i] = {};
+      if (reaches[i].meets(first, width))
+        span[i] = look(p.visible, part.n, row + i * R, rows_of(i), first, width, seen);
       if (span[i].sight == Sight::none) continue;
       low = span[i].lo < low ? span[i].lo : low;
       high = span[i].hi > high ? span[i].hi : high;
@@ -120,14 +125,10 @@ struct Scores {
     const int64_t width = places<T>(p.D);
     for (int c = 0; c < KEYS / C; ++c)
       for (int i = from; i < to; ++i) {
-        if (span[i].sight == Sight::none || c * C >= span[i].hi || (c + 1) * C <= span[i].lo)
-          continue;
-        F sums[R][2] = {};
-        add_product<R, 1, R, paired<T>>(width, q + i * R * width, k + c * C * width, sums);
-        for (int r = 0; r < R; ++r) {
-          store(line(i - from, r) + c * C, sums[r][0]);
-          store(line(i - from, r) + c * C + W, sums[r][1]);
-        }
+        const int lo = span[i].lo - c * C, hi = span[i].hi - c * C;
+        if (span[i].sight == Sight::none || hi <= 0 || lo >= C) continue;
+        multiply_tile<paired<T>>(width, q + i * R * width, k + c * C * width, lo, hi,
+                                 line(i - from, 0) + c * C, LINE);
       }
   }
 
@@ -140,11 +141,12 @@ struct Scores {
     const Span sp = span[strip];
     const int lo = low(strip), hi = high(strip), rows = rows_of(strip);
     const Row* here = row + strip * R;
-    if (sp.sight == Sight::some) look(p.visible, part.n, here, rows, first, width, seen);
+    if (sp.sight == Sight::some && beyond_intervals(p.visible))
+      write_seen(p.visible, part.n, here, rows, first, sp, seen);
     for (int r = 0; r < rows; ++r) {
       float* scores = line(held, r);
       if (!plain) finish_scores(p, part.n, here[r], first, width, lo, hi, scores);
-      hide(scores, sp, seen + r * KEYS, lo, hi);
+      hide(p.visible, part.n, here[r], first, sp, seen + r * KEYS, lo, hi, scores);
     }
   }
 

@@ -96,49 +96,43 @@ struct Softmax {
   }
 };
 
-// -inf at the keys lo <= j < hi that a row does not see: the span's, or all but those in `seen`.
-inline void hide(float* s, const Span& span, const uint8_t* seen, int lo, int hi) {
-  if (span.sight == Sight::some) {
-    for (int j = lo; j < hi; ++j) s[j] = seen[j] ? s[j] : -infinity;
-  } else {
-    for (int j = lo; j < span.lo; ++j) s[j] = -infinity;
-    for (int j = span.hi; j < hi; ++j) s[j] = -infinity;
-  }
-}
-
 // Whether a score is q·k times a factor > 0 and nothing else. Such are left as products until an
-// exponent is made of them; others become base-2 logits first (finish_scores).
+// exponent is made of them; others become scores first (finish_scores).
 inline bool is_plain(const Problem& p) {
   return p.scale > 0.0f && p.scale < infinity && !(p.softcap > 0.0f) && !p.bias && !p.relative;
 }
 
-// From one or the other to a base-2 logit.
-inline float to_logit(const Problem& p) { return is_plain(p) ? p.scale * log2e : 1.0f; }
+// From one or the other to a score, and to a base-2 logit.
+inline float to_score(const Problem& p) { return is_plain(p) ? p.scale : 1.0f; }
+inline float to_logit(const Problem& p) { return to_score(p) * log2e; }
 
-// Scores q·k of keys lo <= j < hi of a block become base-2 logits, with scale, softcap and biases.
-// The range is in whole vectors; what lies beyond the block's width is to be hidden afterwards.
+// Up to W entries of a bias, `step` apart; 0 beyond `count`.
+inline F biases(const float* from, int64_t step, int64_t count) {
+  if (step == 1 && count >= W) return load(from);
+  F v{};
+  for (int64_t j = 0; j < W && j < count; ++j) v[j] = from[j * step];
+  return v;
+}
+
+// A bias of -inf hides even what is NaN.
+inline F add_bias(F score, F bias) { return bias == -infinity ? bias : score + bias; }
+
+// Products q·k of keys lo <= j < hi of a block become scores, with scale, softcap and biases. The range
+// is in whole vectors; what lies beyond the block's width is to be hidden afterwards.
 inline void finish_scores(const Problem& p, int64_t n, Row row, int64_t first, int width, int lo,
                           int hi, float* s) {
+  const int64_t step = p.bias.stride[3];
+  const float* bias = p.bias ? p.bias.at<const float>(n, row.h, row.i, first) : nullptr;
+  const float* relative =
+      p.relative ? p.relative.at<const float>(n, row.h, first - p.position(row.i) + p.origin)
+                 : nullptr;
   for (int j = lo; j < hi; j += W) {
     F x = load(s + j) * p.scale;
     if (p.softcap > 0.0f) x = tanh(x / p.softcap) * p.softcap;
+    if (bias) x = add_bias(x, biases(bias + j * step, step, width - j));
+    if (relative) x = add_bias(x, biases(relative + j, 1, width - j));
     store(s + j, x);
   }
-  const int stop = hi < width ? hi : width;
-  if (p.bias) {
-    const float* bias = p.bias.at<const float>(n, row.h, row.i, first);
-    const int64_t step = p.bias.stride[3];
-    for (int j = lo; j < stop; ++j) {
-      const float b = bias[j * step];
-      s[j] = b == -infinity ? b : s[j] + b;
-    }
-  }
-  if (p.relative) {
-    const float* bias =
-        p.relative.at<const float>(n, row.h, first - p.position(row.i) + p.origin);
-    for (int j = lo; j < stop; ++j) s[j] = bias[j] == -infinity ? bias[j] : s[j] + bias[j];
-  }
-  for (int j = lo; j < hi; j += W) store(s + j, load(s + j) * log2e);
 }
 
 // The finaliser of splitmix64, as eyeline/backends/random.py has it.

@@ -15,6 +15,13 @@ inline F largest_lanes(const float* s, int lo, int hi) {
   return max(even, odd);
 }
 
+// The first j of lo <= j < hi with s[j] == x, which is there.
+inline int first_equal(const float* s, int lo, int hi, float x) {
+  for (; lo < hi; lo += W)
+    if (const uint32_t equal = lanes(load(s + lo) == x)) return lo + __builtin_ctz(equal);
+  return hi;
+}
+
 // The n-th largest lane, -inf beyond the last: at least n numbers are as large.
 inline float nth_largest(F lanes, int64_t n) {
   if (n > W) return -infinity;
