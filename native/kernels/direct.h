@@ -9,7 +9,6 @@ namespace {
 constexpr int DIRECT_ROWS = 2 * R;  // of a key head, at most, whose scores are sums of lanes
 constexpr int AHEAD = 32;           // keys that are asked for before their turn
 constexpr int CLOSE = 64;           // keys whose values stay in the first cache for all their rows
-constexpr int CACHE_LINE = 64;      // bytes that come from memory at once
 
 // Adds up q [rows, width] · some keys, lane by lane: sums [rows, keys], `apart` from row to row.
 //

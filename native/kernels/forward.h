@@ -112,11 +112,14 @@ struct Forward {
     return any;
   }
 
-  // The biases of a tile of scores are on their way while its products are summed up.
-  void ask_for_bias(int strip, int64_t j) const {
+  // A tile's biases come while its products are summed up. A line asked for by an address whose page is
+  // not at hand never comes: of a strip's first tile one number of each row is read.
+  void ask_for_bias(int strip, int64_t j, bool first_tile) const {
+    if (!p.bias || p.bias.stride[3] != 1) return;
     for (int r = 0; r < rows_of(strip); ++r) {
       const Row at = row[strip * R + r];
       const float* bias = p.bias.at<const float>(part.n, at.h, at.i, j);
+      if (first_tile) (void)*static_cast<const volatile float*>(bias);
       for (int c = 0; c < C; c += CACHE_LINE / 4) __builtin_prefetch(bias + c, 0, 2);
     }
   }
@@ -125,12 +128,11 @@ struct Forward {
   template <class T>
   void multiply_keys(int from, int to, int64_t first, const Span& any) {
     const int64_t width = places<T>(p.D);
-    const bool ask = p.bias && p.bias.stride[3] == 1;
     for (int c = any.lo / C; c * C < any.hi; ++c)
       for (int i = from; i < to; ++i) {
         const int lo = span[i].lo - c * C, hi = span[i].hi - c * C;
         if (span[i].sight == Sight::none || hi <= 0 || lo >= C) continue;
-        if (ask) ask_for_bias(i, first + c * C);
+        ask_for_bias(i, first + c * C, c == span[i].lo / C);
         multiply_tile<paired<T>>(width, q + i * R * width, k + c * C * width, lo, hi,
                                  s + (i - from) * R * KEYS + c * C, KEYS);
       }

@@ -7,6 +7,8 @@
 
 namespace {
 
+constexpr int CACHE_LINE = 64;  // bytes that come from memory at once
+
 // W entries of R lines: to [W, R].
 inline void interleave(const F (&line)[R], float* to) {
 #pragma GCC unroll 6
@@ -25,11 +27,20 @@ inline void interleave(const F (&line)[R], float* to) {
   }
 }
 
+// A line that is packed later is on its way meanwhile.
+template <class T>
+inline void ask_for(const T* line, int64_t n) {
+  constexpr int64_t each = CACHE_LINE / static_cast<int64_t>(sizeof(T));
+  for (int64_t d = 0; d < n; d += each) __builtin_prefetch(line + d);
+}
+
 // A strip of R queries: to [width, R], entries of missing rows 0.
 template <class T>
 void pack_queries(const Problem& p, int64_t n, const Row* rows, int count, float* to) {
   // Narrower vectors take more shuffles than there are entries.
   if (W == 16 && !paired<T> && p.q.stride[3] == 1 && p.D % W == 0) {
+    for (int r = 0; r < count; ++r)
+      ask_for(p.q.at<const T>(n, rows[r].h, rows[r].i + R), p.D);
     for (int64_t d = 0; d < p.D; d += W) {
       F line[R] = {};
       for (int r = 0; r < count; ++r)
@@ -56,7 +67,8 @@ void pack_keys(const Problem& p, int64_t n, int64_t head, int64_t first, int cou
   for (int c = 0; c < C; ++c) key[c] = p.k.at<const T>(n, head, first + (c < count ? c : 0));
   constexpr int each = paired<T> ? 2 : 1;
   int64_t at = 0;
-  if (step == 1)
+  if (step == 1) {
+    for (int c = 0; c < C; ++c) ask_for(key[c] + C * p.k.stride[2], p.D);
     for (; (at + W) * each <= p.D; at += W)
       for (int half = 0; half < C; half += W) {
         F square[W];
@@ -65,6 +77,7 @@ void pack_keys(const Problem& p, int64_t n, int64_t head, int64_t first, int cou
         transpose(square);
         for (int c = 0; c < W; ++c) store(to + (at + c) * C + half, square[c]);
       }
+  }
   for (int c = 0; c < count; ++c)
     pack_places(key[c] + at * each * step, step, p.D - at * each, C, to + at * C + c);
   for (; at < width; ++at)
@@ -110,6 +123,7 @@ void pack_values(const Problem& p, int64_t n, int64_t head, int64_t first, int l
   odd.count = 0;
   for (int j = lo; j < hi; ++j) {
     const T* v = p.v.at<const T>(n, head, first + j);
+    ask_for(v + 16 * p.v.stride[2], p.Dv);
     if (!pack_line(v, p.v.stride[3], p.Dv, C * keys, to + j * C)) odd.key[odd.count++] = j;
   }
 }
