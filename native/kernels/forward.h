@@ -112,8 +112,8 @@ struct Forward {
     return any;
   }
 
-  // A tile's biases come while its products are summed up. A line asked for by an address whose page is
-  // not at hand never comes: of a strip's first tile one number of each row is read.
+  // A tile's biases come while its products are summed up. What is asked for never comes where the
+  // address of its page is not at hand: of a strip's first tile one number of each row is read.
   void ask_for_bias(int strip, int64_t j, bool first_tile) const {
     if (!p.bias || p.bias.stride[3] != 1) return;
     for (int r = 0; r < rows_of(strip); ++r) {

@@ -11,9 +11,9 @@ namespace {
 constexpr int R = eyeline::STRIP_ROWS;
 constexpr int C = 2 * W;  // its columns
 
-// c [rows, V · W] += a [rows, n] · b [n, C], of which so many columns. Row r of a begins at a + r · row,
-// its entries are `step` apart; both are known to the compiler. An entry is a float, or a pair of
-// bfloat16 in its place.
+// c [rows, V · W] += a [rows, n] · b [n, C], of which so many columns. Row r of a begins at
+// a + r · row, its entries are `step` apart; both are known to the compiler. An entry is a float, or
+// a pair of bfloat16 in its place.
 template <int rows, int row, int step, bool pairs = false, int V>
 inline void add_product(int64_t n, const float* a, const float* b, F (&c)[rows][V]) {
   for (int64_t i = 0; i < n; ++i, a += step, b += C) {

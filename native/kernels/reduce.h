@@ -47,7 +47,9 @@ struct Reduce {
   Scores scores;
   Softmax* state;  // [strips · R]
   Along* along;    // [strips · R]
-  float* sums;     // [KEYS] of one column question
+  float* totals;   // [KEYS] of a strip's weights
+  float* sums;     // [KEYS] of some of them, or by other factors than 1
+  bool totalled;   // whether the strip at hand has its totals
   bool searched;   // whether scores themselves are looked at
   bool weighed;    // whether weights are, or their state is all
   bool entered;    // whether some weights are asked for as they are
@@ -55,7 +57,7 @@ struct Reduce {
   bool known;      // whether the part's state is
 
   static int64_t bytes(const Problem& p) {
-    return Scores::bytes(p) + KEYS * 4 + 4 * 64 +
+    return Scores::bytes(p) + 2 * KEYS * 4 + 5 * 64 +
            Scores::most_rows(p) * static_cast<int64_t>(sizeof(Softmax) + sizeof(Along));
   }
 
@@ -63,8 +65,9 @@ struct Reduce {
       : p(p), asked(asked), chunk(chunk), scores(p, memory) {
     state = take<Softmax>(memory, Scores::most_rows(p));
     along = take<Along>(memory, Scores::most_rows(p));
+    totals = take<float>(memory, KEYS);
     sums = take<float>(memory, KEYS);
-    searched = weighed = entered = known = false;
+    totalled = searched = weighed = entered = known = false;
     whole = true;
     for (const Question& question : asked) {
       const bool entries = question.ask == Ask::entries;
@@ -187,19 +190,35 @@ struct Reduce {
     }
   }
 
-  // Logits become weights.
-  static void weigh(const Softmax& state, float factor, int lo, int hi, float* line, Along& found) {
+  // Logits of the rows from `first` on become weights, and totals [lo, hi) their sums.
+  template <int rows>
+  void weigh(int strip, int held, int first, int lo, int hi) {
     constexpr float nothing = -200.0f;  // 2^x is 0 there; in place of -inf, which would make NaN
-    const Weight weight(state, state.near(line + lo, hi - lo, factor));
-    F weights{}, surprise{};
-    for (int j = lo; j < hi; j += W) {
-      const F x = weight.exponent(load(line + j)), w = exp2(x);
-      weights += w;
-      surprise += w * max(splat(nothing), x);
-      store(line + j, w * weight.share);
+    float *line[rows], factor[rows], shift[rows], share[rows];
+    F weights[rows], surprise[rows];
+    for (int r = 0; r < rows; ++r) {
+      const Softmax& of = state[strip * R + first + r];
+      line[r] = scores.line(held, first + r);
+      const Weight weight(of, of.near(line[r] + lo, hi - lo, scores.factor));
+      factor[r] = weight.factor, shift[r] = weight.shift, share[r] = weight.share;
+      weights[r] = surprise[r] = F{};
     }
-    found.weights += sum(weights);
-    found.surprise += sum(surprise);
+    for (int j = lo; j < hi; j += W) {
+      F total{};
+#pragma GCC unroll 6
+      for (int r = 0; r < rows; ++r) {
+        const F x = load(line[r] + j) * factor[r] - shift[r], w = exp2(x), given = w * share[r];
+        weights[r] += w;
+        surprise[r] += w * max(splat(nothing), x);
+        store(line[r] + j, given);
+        total += given;
+      }
+      store(totals + j, total);
+    }
+    for (int r = 0; r < rows; ++r) {
+      along[strip * R + first + r].weights += sum(weights[r]);
+      along[strip * R + first + r].surprise += sum(surprise[r]);
+    }
   }
 
   // A row with a NaN or +inf among its scores: every weight that it sees is NaN.
@@ -215,16 +234,20 @@ struct Reduce {
     }
   }
 
-  // sums [lo, hi) = Σ weights · y over the rows of a strip that begin with r and are `step` apart.
+  // Σ weights · y [lo, hi) over the rows of a strip that begin with r and are `step` apart; of all
+  // rows, each by 1, it is known.
   template <class Y>
-  void add_rows(int held, int r, int stop, int step, int lo, int hi, const Y& y) {
+  const float* add_rows(int held, int rows, int r, int stop, int step, int lo, int hi, const Y& y) {
     float factor[R];
-    for (int i = r; i < stop; i += step) factor[i] = y(i);
+    bool known = totalled && r == 0 && stop == rows && step == 1;
+    for (int i = r; i < stop; i += step) known &= (factor[i] = y(i)) == 1.0f;
+    if (known) return totals;
     for (int j = lo; j < hi; j += W) {
       F total{};
       for (int i = r; i < stop; i += step) total += load(scores.line(held, i) + j) * factor[i];
       store(sums + j, total);
     }
+    return sums;
   }
 
   void add_columns(const Question& question, int strip, int held, int64_t first) {
@@ -233,12 +256,11 @@ struct Reduce {
     const Row* row = scores.row + strip * R;
     for (int r = 0; r < rows && r < group; ++r)
       for (int64_t f = 0; f < question.count; ++f) {
-        add_rows(held, r, rows, group, lo, hi, [&](int i) {
+        const float* from = add_rows(held, rows, r, rows, group, lo, hi, [&](int i) {
           return *question.factor.at<const float>(chunk.n, row[i].h, row[i].i, f);
         });
         float* to = partial(question, head_of(row[r])) + f * asked.padded + first;
-        for (int j = lo; j < hi; j += W)
-          store(to + j, load(to + j) + load(sums + j));
+        for (int j = lo; j < hi; j += W) store(to + j, load(to + j) + load(from + j));
       }
   }
 
@@ -264,15 +286,16 @@ struct Reduce {
         if (i < begin || i >= end) continue;
         const int64_t cell = eyeline::cell_of(question.row_edges, question.row_cells, i);
         while (stop < rows && row[stop].i < question.row_edges[cell + 1]) stop += group;
-        add_rows(held, r, stop < rows ? stop : rows, group, scores.low(strip), scores.high(strip),
-                 [](int) { return 1.0f; });
-        add_line(question, cell, head_of(row[r]), scores.span[strip], first);
+        const int lo = scores.low(strip), hi = scores.high(strip);
+        const float* from = add_rows(held, rows, r, stop < rows ? stop : rows, group, lo, hi,
+                                     [](int) { return 1.0f; });
+        add_line(question, cell, head_of(row[r]), scores.span[strip], first, from);
       }
   }
 
-  // sums [lo, hi) to the cells of one row of cells.
-  void add_line(const Question& question, int64_t cell, int64_t head, const Span& sp,
-                int64_t first) {
+  // A strip's sums to the cells of one row of cells.
+  void add_line(const Question& question, int64_t cell, int64_t head, const Span& sp, int64_t first,
+                const float* from) {
     const int64_t cells = question.key_cells, *edges = question.key_edges;
     const bool shared = question.row_edges[cell] <= larger(chunk.start, question.row_edges[0]);
     float* to = shared ? partial(question, head)
@@ -283,9 +306,9 @@ struct Reduce {
       int64_t j = larger(edges[c], lo) - first;
       const int64_t stop = smaller(edges[c + 1], hi) - first;
       F total{};
-      for (; j + W <= stop; j += W) total += load(sums + j);
+      for (; j + W <= stop; j += W) total += load(from + j);
       float rest = sum(total);
-      for (; j < stop; ++j) rest += sums[j];
+      for (; j < stop; ++j) rest += from[j];
       to[c] += rest;
     }
   }
@@ -303,15 +326,19 @@ struct Reduce {
     const int lo = scores.low(strip), hi = scores.high(strip);
     if (entered && known) put_down(strip, held, first);
     if (!weighed) return;
-    for (int r = 0; r < scores.rows_of(strip); ++r) {
-      const int at = strip * R + r;
-      float* line = scores.line(held, r);
-      if (searched) search(scores.row[at], first, lo, hi, line, along[at]);
-      if (state[at].l != state[at].l)
-        weigh_nan(scores.row[at], first, lo, hi, line, along[at]);
-      else
-        weigh(state[at], scores.factor, lo, hi, line, along[at]);
+    const int rows = scores.rows_of(strip);
+    totalled = true;
+    for (int r = 0, at = strip * R; r < rows; ++r, ++at) {
+      if (searched) search(scores.row[at], first, lo, hi, scores.line(held, r), along[at]);
+      totalled &= state[at].l == state[at].l;
     }
+    if (totalled)
+      with_rows(rows, [&](auto all) { weigh<decltype(all)::value>(strip, held, 0, lo, hi); });
+    for (int r = 0, at = strip * R; r < rows && !totalled; ++r, ++at)
+      if (state[at].l != state[at].l)
+        weigh_nan(scores.row[at], first, lo, hi, scores.line(held, r), along[at]);
+      else
+        weigh<1>(strip, held, r, lo, hi);
     for (const Question& question : asked) {
       if (question.ask == Ask::columns) add_columns(question, strip, held, first);
       if (question.ask == Ask::seen) add_seen(question, strip, first);

@@ -36,7 +36,8 @@ struct Scores {
   static int64_t bytes(const Problem& p) {
     const int64_t rows = most_rows(p), held = smaller(rows, GROUP * R);
     return (rows * round_up(p.D, W) + KEYS * p.D + held * LINE) * 4 + R * KEYS + 7 * 64 +
-           rows * static_cast<int64_t>(sizeof(Row)) + rows / R * static_cast<int64_t>(sizeof(Reach) + sizeof(Span));
+           rows * static_cast<int64_t>(sizeof(Row)) +
+           rows / R * static_cast<int64_t>(sizeof(Reach) + sizeof(Span));
   }
 
   Scores(const Problem& p, char*& memory) : p(p), part(), strips(0), direct(false) {

@@ -117,8 +117,8 @@ inline F biases(const float* from, int64_t step, int64_t count) {
 // A bias of -inf hides even what is NaN.
 inline F add_bias(F score, F bias) { return bias == -infinity ? bias : score + bias; }
 
-// Products q·k of keys lo <= j < hi of a block become scores, with scale, softcap and biases. The range
-// is in whole vectors; what lies beyond the block's width is to be hidden afterwards.
+// Products q·k of keys lo <= j < hi of a block become scores, with scale, softcap and biases. The
+// range is in whole vectors; what lies beyond the block's width is to be hidden afterwards.
 inline void finish_scores(const Problem& p, int64_t n, Row row, int64_t first, int width, int lo,
                           int hi, float* s) {
   const int64_t step = p.bias.stride[3];
