@@ -152,6 +152,36 @@ def test_hidden_never_moves_a_bit(cpu, value, where, rule, Tq):
         assert not other[..., ~clean, :].isfinite().any()
 
 
+INTERVALS = {
+    "causal": eyeline.causal(),
+    "window": eyeline.window(37) & eyeline.causal(),
+    "prefix": eyeline.window(37) & eyeline.causal() | masks.prefix(50),
+    "documents": masks.documents(torch.arange(1200) // 90),
+}
+
+
+@every_table
+@pytest.mark.parametrize("rule", INTERVALS)
+def test_intervals_hide_what_a_table_hides(cpu, rule):
+    """To the last bit, over several blocks of keys, of which most rows reach only some."""
+    q, k, v = inputs(1200, D=24)
+    table = INTERVALS[rule].lower((1, 1), 1200, 1200, q.device).tile()
+    of_intervals, w = eyeline.attention(q, k, v, INTERVALS[rule], backend=cpu)
+    of_table, other = eyeline.attention(q, k, v, table, backend=cpu)
+    assert torch.equal(of_intervals, of_table)
+    assert torch.equal(w.lse, other.lse)
+    assert torch.equal(eyeline.entropy(w).values, eyeline.entropy(other).values)
+
+
+@every_table
+def test_a_bias_whose_keys_lie_apart(cpu):
+    q, k, v = inputs(130, 700, D=24)
+    bias = torch.randn(700, 130).masked_fill_(torch.rand(700, 130) < 0.2, -torch.inf).mT
+    apart, _ = eyeline.attention(q, k, v, bias=bias, backend=cpu)
+    beside, _ = eyeline.attention(q, k, v, bias=bias.contiguous(), backend=cpu)
+    assert torch.equal(apart, beside)
+
+
 @every_table
 def test_one_value_that_is_not_finite(cpu):
     """Its own column hears of it, and no other."""

@@ -188,10 +188,10 @@ def _is_entries(reduction: Reduction) -> bool:
 
 
 def _made_up(problem: Problem) -> bool:
-    """Whether a score is more than a product: it is rounded once more, as a logit in base 2.
+    """Whether a score is more than a product.
 
-    T5, whose scores are thousands, then has weights 2e-5 from its own; those of `tiled`, whose
-    products are torch's, stay within 1e-5.
+    T5 scales none and has scores of thousands: with products added up in another order than
+    torch's its weights are 2e-5 from its own; those of `tiled` stay within 1e-5.
     """
     return not (problem.bias is None and problem.relative is None and problem.softcap is None)
 
