@@ -7,19 +7,21 @@
 namespace {
 
 constexpr int DIRECT_ROWS = 2 * R;  // of a key head, at most, whose scores are sums of lanes
-constexpr int AHEAD = 32;           // keys that are asked for before their turn
-constexpr int CLOSE = 64;           // keys whose values stay in the first cache for all their rows
+constexpr int RUNS = 4;             // of keys, read in turn: memory gives four at half as much again
+constexpr int AHEAD = 8;            // keys of a run that are asked for before their turn
+constexpr int CLOSE = 16;           // of each run: values that stay near for all rows
 
-// Adds up q [rows, width] · some keys, lane by lane: sums [rows, keys], `apart` from row to row.
+// Adds up q [rows, width] · some keys, lane by lane: sums [rows, keys], `apart` and `next` from each
+// other.
 //
 // Many keys are on their way at once, out of order, and the processor does not see that they follow
 // one another: they are asked for ahead, into the second cache, since the first one's few places
 // for what is missing are taken by the keys whose turn it is.
-template <class T, int rows, int keys, int apart>
-inline void direct_products(const T* const* key, int64_t step, int64_t D, const float* q,
+template <class T, int rows, int keys, int apart, int next>
+inline void direct_products(const T* const (&key)[keys], int64_t step, int64_t D, const float* q,
                             int64_t width, F* sums) {
-  F total[rows][keys] = {}, x[keys];
-  const auto add = [&](int64_t d) {
+  F total[rows][keys] = {};
+  const auto add = [&](int64_t d, const F(&x)[keys]) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) {
       const F y = load(q + r * width + d);
@@ -29,40 +31,68 @@ inline void direct_products(const T* const* key, int64_t step, int64_t D, const 
   };
   int64_t d = 0;
   for (; d + W <= D; d += W) {
+    F x[keys];
 #pragma GCC unroll 4
     for (int i = 0; i < keys; ++i) {
       x[i] = T::vector(key[i] + d);
       __builtin_prefetch(key[i] + d + AHEAD * step, 0, 2);
     }
-    add(d);
+    add(d, x);
   }
   if (d < D) {
+    F x[keys];
     for (int i = 0; i < keys; ++i) x[i] = beginning(key[i] + d, D - d);
-    add(d);
+    add(d, x);
   }
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
-    for (int i = 0; i < keys; ++i) sums[r * apart + i] = total[r][i];
+    for (int i = 0; i < keys; ++i) sums[r * apart + i * next] = total[r][i];
 }
 
-// The scores of 1, 2 or 4 rows, in tiles of W / rows keys.
+// The scores of 1, 2 or 4 rows, W at once. The keys are RUNS runs, of each of which some come in turn,
+// of as many runs at once as make up W scores.
 template <class T, int rows>
 void direct_tiles(const T* k, int64_t step, int64_t D, int lo, int hi, const float* q,
                   int64_t width, float* s) {
-  // One row reads key by key; several share a key's numbers in registers.
-  constexpr int keys = W / rows, some = rows == 1 ? 1 : keys < 4 ? keys : 4;
-  for (int j = lo / keys * keys; j < hi; j += keys) {
-    const T* key[keys];
-    for (int i = 0; i < keys; ++i) key[i] = k + smaller(j + i, hi - 1) * step;
-    F sums[W];
-    for (int i = 0; i < keys; i += some)
-      direct_products<T, rows, some, keys>(key + i, step, D, q, width, sums + i);
-    float totals[W];
-    store(totals, sums_of(sums));
-    for (int r = 0; r < rows; ++r)
-      std::memcpy(s + r * KEYS + j, totals + r * keys, keys * sizeof(float));
-  }
+  constexpr int keys = W / rows, some = keys < 4 ? keys : 4, runs = keys / some;
+  const int begin = lo / some * some;
+  const int length = static_cast<int>(eyeline::up(hi - begin, some * RUNS)) * some;
+  const int64_t hop = length * step;
+  const T* const last = k + (hi - 1) * step;
+  for (int n = 0; n < length; n += some)
+    for (int run = 0; run < RUNS; run += runs) {
+      const int j = begin + run * length + n;
+      if (j >= hi) break;
+      const T* const first = k + j * step;
+      const auto at = [&](int a, int i) {
+        const T* key = first + a * hop + i * step;
+        return key < last ? key : last;
+      };
+      F sums[W];
+      // One row takes a key of each run at once; several share a key's numbers in registers.
+      if constexpr (rows == 1) {
+#pragma GCC unroll 4
+        for (int i = 0; i < some; ++i) {
+          const T* key[runs];
+          for (int a = 0; a < runs; ++a) key[a] = at(a, i);
+          direct_products<T, rows, runs, keys, some>(key, step, D, q, width, sums + i);
+        }
+      } else {
+#pragma GCC unroll 4
+        for (int a = 0; a < runs; ++a) {
+          const T* key[some];
+          for (int i = 0; i < some; ++i) key[i] = at(a, i);
+          direct_products<T, rows, some, keys, 1>(key, step, D, q, width, sums + a * some);
+        }
+      }
+      float totals[W];
+      store(totals, sums_of(sums));
+      for (int r = 0; r < rows; ++r)
+        for (int a = 0; a < runs && j + a * length < hi; ++a)
+          std::memcpy(s + r * KEYS + j + a * length, totals + r * keys + a * some,
+                      some * sizeof(float));
+    }
 }
 
 // s [rows, KEYS] = q [rows, width] · k of the keys lo <= j < hi of a block. Both have room for as many
@@ -78,14 +108,32 @@ void direct_scores(const T* k, int64_t step, int64_t D, int lo, int hi, const fl
     direct_tiles<T, rows - whole>(k, step, D, lo, hi, q + whole * width, width, s + whole * KEYS);
 }
 
-// The values of the keys lo <= j < hi of a block, [keys, Dv], and their weights [rows, KEYS].
+// Values of a block's keys, [keys, Dv], and their weights [rows, KEYS]: of each run some.
 template <class T>
 struct Weighed {
   const T* v;
   int64_t step, Dv;
-  int lo, hi;
   const float* weights;
-  int turn, turns;  // of the values CLOSE keys on, vectors turn, turn + turns.. are asked for here
+  int turn, turns;  // of the values CLOSE keys on, those of run turn, turn + turns.. are asked for
+  int start[RUNS], stop[RUNS];
+
+  // Of the keys from..from + CLOSE of each run those with lo <= j < hi; false where there is none.
+  bool take(int from, int length, int lo, int hi) {
+    bool any = false;
+    for (int run = 0; run < RUNS; ++run) {
+      const int first = run * length + from;
+      start[run] = static_cast<int>(larger(lo, first));
+      stop[run] = static_cast<int>(smaller(hi, first + CLOSE));
+      any |= start[run] < stop[run];
+    }
+    return any;
+  }
+
+  bool whole() const {
+    for (int run = 0; run < RUNS; ++run)
+      if (stop[run] - start[run] != CLOSE) return false;
+    return true;
+  }
 };
 
 // out [rows, width] += weights · values, V vectors of columns from d, each as `read` reads it;
@@ -93,15 +141,15 @@ struct Weighed {
 template <class T, int rows, int V, class Read>
 bool direct_columns(const Weighed<T>& a, int64_t d, float* out, int64_t width, bool check,
                     const Read& read) {
-  constexpr int keys = rows * V <= 8 ? 2 : 1;  // at once: enough sums to hide an addition's latency
-  // One row alone is done sooner than they come.
+  // At once: enough sums to hide an addition's latency.
+  constexpr int keys = rows * V <= 4 ? 4 : rows * V <= 8 ? 2 : 1;
   unsigned asked = 0;
-  for (int c = a.turn; c < V && rows > 1; c += a.turns) asked |= 1u << c;
+  for (int run = a.turn; run < RUNS; run += a.turns) asked |= 1u << run;
   F sums[keys][rows][V];
 #pragma GCC unroll 48
   for (int i = 0; i < keys * rows * V; ++i) sums[i / (rows * V)][i / V % rows][i % V] = F{};
-  const auto add = [&](F(&to)[rows][V], int j) {
-    const T* value = a.v + j * a.step + d;
+  const auto add = [&](int run, int j, const T* value) __attribute__((always_inline)) {
+    F(&to)[rows][V] = sums[run % keys];
     F x[V];
 #pragma GCC unroll 8
     for (int c = 0; c < V; ++c) x[c] = read(value + c * W);
@@ -111,21 +159,28 @@ bool direct_columns(const Weighed<T>& a, int64_t d, float* out, int64_t width, b
 #pragma GCC unroll 8
       for (int c = 0; c < V; ++c) to[r][c] += w * x[c];
     }
+    if (asked >> run & 1)
 #pragma GCC unroll 8
-    for (int c = 0; c < V; ++c)
-      if (asked >> c & 1) __builtin_prefetch(value + CLOSE * a.step + c * W, 0, 2);
+      for (int c = 0; c < V; ++c) __builtin_prefetch(value + CLOSE * a.step + c * W, 0, 2);
   };
-  int j = a.lo;
-  for (; j + keys <= a.hi; j += keys)
-#pragma GCC unroll 2
-    for (int i = 0; i < keys; ++i) add(sums[i], j + i);
-  for (; j < a.hi; ++j) add(sums[0], j);
+  const T* value[RUNS];
+  for (int run = 0; run < RUNS; ++run) value[run] = a.v + a.start[run] * a.step + d;
+  if (a.whole())
+    for (int j = 0; j < CLOSE; ++j)
+#pragma GCC unroll 4
+      for (int run = 0; run < RUNS; ++run) add(run, a.start[run] + j, value[run] + j * a.step);
+  else
+#pragma GCC unroll 4
+    for (int run = 0; run < RUNS; ++run)
+      for (int j = 0; j < a.stop[run] - a.start[run]; ++j)
+        add(run, a.start[run] + j, value[run] + j * a.step);
   F bad[V]{};
 #pragma GCC unroll 6
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
     for (int c = 0; c < V; ++c) {
-      if constexpr (keys == 2) sums[0][r][c] += sums[1][r][c];
+#pragma GCC unroll 4
+      for (int i = 1; i < keys; ++i) sums[0][r][c] += sums[i][r][c];
       bad[c] += sums[0][r][c] * 0.0f;
     }
 #pragma GCC unroll 8

@@ -211,16 +211,15 @@ struct Forward {
   // out += weights · v of all strips, over values where they lie: few at a time, so that one strip
   // finds them near after the other. Which these are does not depend on the strips beside it.
   template <class T>
-  void read_values(int64_t first, const Span& any) {
+  void read_values(int64_t first) {
     const T* values = p.v.at<const T>(part.n, part.head, first);
     bool finite[eyeline::MOST_HELD];
     std::memset(finite, 1, sizeof finite);
-    for (int j = any.lo / CLOSE * CLOSE; j < any.hi; j += CLOSE)
+    const int length = p.blocks.keys / RUNS;
+    for (int from = 0; from < length; from += CLOSE)
       for (int i = 0; i < strips; ++i) {
-        const int lo = static_cast<int>(larger(span[i].lo, j));
-        const int hi = static_cast<int>(smaller(span[i].hi, j + CLOSE));
-        if (lo >= hi) continue;
-        const Weighed<T> these{values, p.v.stride[2], p.Dv, lo, hi, s + i * R * KEYS, i, strips};
+        Weighed<T> these{values, p.v.stride[2], p.Dv, s + i * R * KEYS, i, strips, {}, {}};
+        if (!these.take(from, length, span[i].lo, span[i].hi)) continue;
         with_rows(rows_of(i), [&](auto rows) {
           finite[i] &= direct_values<T, decltype(rows)::value>(these, out + i * R * Dv, Dv);
         });
@@ -242,7 +241,7 @@ struct Forward {
         for (int64_t d = 0; d < Dv; d += W)
           store(sums + r * Dv + d, load(sums + r * Dv + d) * decay[r]);
     }
-    read_values<T>(first, any);
+    read_values<T>(first);
   }
 
   template <class T>
