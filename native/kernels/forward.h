@@ -211,11 +211,11 @@ struct Forward {
   // out += weights · v of all strips, over values where they lie: few at a time, so that one strip
   // finds them near after the other. Which these are does not depend on the strips beside it.
   template <class T>
-  void read_values(int64_t first) {
+  void read_values(int64_t first, int width) {
     const T* values = p.v.at<const T>(part.n, part.head, first);
     bool finite[eyeline::MOST_HELD];
     std::memset(finite, 1, sizeof finite);
-    const int length = p.blocks.keys / RUNS;
+    const int length = static_cast<int>(round_up(eyeline::up(width, RUNS), CLOSE));
     for (int from = 0; from < length; from += CLOSE)
       for (int i = 0; i < strips; ++i) {
         Weighed<T> these{values, p.v.stride[2], p.Dv, s + i * R * KEYS, i, strips, {}, {}};
@@ -241,7 +241,7 @@ struct Forward {
         for (int64_t d = 0; d < Dv; d += W)
           store(sums + r * Dv + d, load(sums + r * Dv + d) * decay[r]);
     }
-    read_values<T>(first);
+    read_values<T>(first, width);
   }
 
   template <class T>
