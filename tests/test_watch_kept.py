@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -33,6 +35,23 @@ def test_no_more_is_kept_than_what_is_asked_for(family, values):
     held = [t for call in seen.calls for t in (call.q, call.k, call.v) if t is not None]
     assert len(held) == (6 if values else 4)
     assert sum(storages(seen).values()) == sum(t.nbytes for t in held)
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["unasked", "asked"])
+def test_what_is_kept_goes_with_seen_and_waits_for_no_collector(asked):
+    model, arguments = tiny("llama"), inputs()
+    with watch(model) as seen:
+        run(model, **arguments)
+    if asked:
+        assert len(seen) == 2
+    gc.collect()
+    gc.disable()
+    try:
+        there = weakref.ref(seen)
+        del seen
+        assert there() is None
+    finally:
+        gc.enable()
 
 
 def test_a_fused_product_is_kept_whole_with_values_and_copied_without():

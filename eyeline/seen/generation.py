@@ -8,6 +8,7 @@ of the last step, asked for over all positions.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +36,8 @@ class Steps:
     """Gathers the calls of forward passes into a `Seen`; the passes of one text as one."""
 
     def __init__(self, seen: Seen, values: bool) -> None:
-        self._seen, self._values = seen, values
+        # `seen` may hold these steps, to settle them later: queries and keys go when it goes
+        self._result, self._values = weakref.ref(seen), values
         self._layers: dict[str, _Layer] = {}
         self._written: list[bool] = []  # per row of the text: whether the model wrote the token
         self._prompt = 0  # how many tokens a `generate` was given
@@ -48,6 +50,12 @@ class Steps:
         self._step = 0  # how many queries this pass has
         # what was only noted in passing, calls and the ends of passes, of one pass at most
         self._waiting: deque[Noted | tuple[Missing, ...]] = deque()
+
+    @property
+    def _seen(self) -> Seen:
+        seen = self._result()
+        assert seen is not None, "whoever watches, or asks, holds it"
+        return seen
 
     @property
     def any(self) -> bool:
