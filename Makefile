@@ -19,7 +19,8 @@ NATIVE := $(wildcard native/*.cpp native/*.h native/kernels/* native/CMakeLists.
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 # Two workers: the tests are written for two cores. One thread each, or they fight for them.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.skips -n 2 $(PYTEST_ARGS)
+# The documents are run by make check.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.skips -n 2 --ignore tests/test_docs.py $(PYTEST_ARGS)
 
 # A network that fails once is asked once more; pip says by itself what went wrong.
 define install
@@ -42,10 +43,10 @@ models: .venv/.models ## install all bundled models, also for pictures and speec
 	@$(BIN)/eyeline info
 
 test: .venv/.test ## the quick tests, a few minutes; make check has those of the documents
-	$(PYTEST) -m "not slow" --ignore tests/test_docs.py
+	$(PYTEST) -m "not slow"
 
 test-slow: .venv/.test ## only the slow tests: long texts, memory, every model
-	$(PYTEST) -m slow --ignore tests/test_docs.py
+	$(PYTEST) -m slow
 
 test-all: test test-slow ## every test but the documents', each once
 
