@@ -31,11 +31,12 @@ struct Grid {
       : table(table), problem(problem), slopes(slopes), rows(problem.Tq * problem.group()) {
     // Many cells where each is long enough to pay for packing its operands, some in any case, and
     // more where some are empty. The problem decides and not the number of threads: it is the order
-    // of sums.
+    // of sums. Keys are cut into the largest blocks that there are, which are whole ones everywhere.
     const int64_t some = problem.visible.everything() ? 4 : 8;
-    pieces = std::max({int64_t{1}, enough(64, 1024), enough(some, table.key_block)});
+    constexpr int64_t block = MOST_BACKWARD_KEYS;
+    pieces = std::max({int64_t{1}, enough(64, 1024), enough(some, block)});
     row_piece = up(rows, pieces);
-    key_piece = up(up(problem.Tk, pieces), table.key_block) * table.key_block;
+    key_piece = up(up(problem.Tk, pieces), block) * block;
     rows_done = none_done(), keys_done = none_done();
   }
 

@@ -94,6 +94,7 @@ Problem problem(const Asking& asking, const Tensor& v = nb::none()) {
     p.Dv = values.shape[3], p.v = Tensors::view(values);
   }
   p.blocks = blocks(caches(), p.D, p.Dv);
+  p.backward = backward_blocks(caches(), p.D);
   return p;
 }
 

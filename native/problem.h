@@ -68,7 +68,8 @@ struct Problem {
   View sinks;                 // float [N, Hq]
   Visible visible;
   Dropout dropout;
-  Blocks blocks;
+  Blocks blocks;   // of the forward pass and of readings
+  Blocks backward;
 
   int64_t group() const { return Hk ? Hq / Hk : 1; }
 

@@ -23,7 +23,7 @@ struct Cut {
   Cut(const Table& table, const Problem& problem, const Questions& questions)
       : table(table), problem(problem), questions(questions) {
     // Few chunks, for each holds a line of sums per head; of many rows, which share packed keys.
-    constexpr int64_t most_chunks = 8, fewest_rows = 384;
+    constexpr int64_t most_chunks = 8, fewest_rows = FEWEST_STRIPS * STRIP_ROWS;
     const int64_t group = std::max<int64_t>(problem.group(), 1);
     const int64_t fewest = up(fewest_rows, group);
     each = std::max(up(problem.Tq, most_chunks), fewest);

@@ -11,7 +11,6 @@ struct Table {
   void (*forward)(const Problem& problem, const Part& part, char* memory, const Watch& watch);
   void (*join)(const Problem& problem, const Part& part, const float* partials, int64_t count,
                char* memory);                          // the results of parts of its keys
-  int64_t key_block;                                   // keys that a cell takes at once
   int64_t (*backward_memory)(const Problem& problem);  // bytes that a thread needs for a cell
   void (*backward)(const Problem& problem, const Slopes& slopes, const Cell& cell, char* memory,
                    const Watch& watch);

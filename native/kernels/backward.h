@@ -10,17 +10,10 @@ namespace {
 using eyeline::Cell;
 using eyeline::Slopes;
 
-constexpr int BLOCK = 256;        // keys of a block: three layouts of it stay near the core
-constexpr int LINE = BLOCK + 16;  // apart in memory so that a column of lines shares no cache set
-constexpr int HELD = 16;          // strips whose weights and slopes are held at once
-constexpr int CHUNK = 176 * R;    // rows that share packed keys
-
-static_assert(BLOCK <= KEYS, "pack.h lays out KEYS");
-
 // Rows with an entry that is not finite, as `Odd` has keys.
 struct OddRows {
   int count = 0;
-  int row[CHUNK];
+  int* row;
 };
 
 // dout vᵀ has the form of q kᵀ, and k is to dS what v is to the weights: one packing for both.
@@ -56,98 +49,81 @@ struct Past {
 };
 
 // A cell on its way. Everything the loops touch, in one piece of memory.
-struct Backward {
-  const Problem& p;
+struct Backward : Strips {
   const Problem dual;
   const Slopes& slopes;
   const Cell& cell;
+  const int keys;  // of a block
   bool plain;
   bool more;       // slopes need dropout or the slope of softcap
   float factor;    // from what is left of a score to a base-2 logit
   int64_t D, Dv;   // rounded up to whole tiles
-  int64_t start = 0;  // the chunk's first row
-  int64_t count = 0;  // and how many it has
-  int strips = 0;
-  bool packed = false;
+  bool packed = false;  // whether the rows at hand are
 
   float* q;        // [strips, places of D, R]
   float* dout;     // [strips, places of Dv, R]
-  float* q_lines;     // [D / C, CHUNK, C]
-  float* dout_lines;  // [Dv / C, CHUNK, C]
+  float* q_lines;     // [D / C, rows, C]
+  float* dout_lines;  // [Dv / C, rows, C]
   float* dq;       // [strips, R, D] sums so far
-  float* k;        // [BLOCK / C, places of D, C]
-  float* v;        // [BLOCK / C, places of Dv, C]
-  float* k_lines;  // [D / C, BLOCK, C]
-  float* dk;       // [BLOCK, D] sums of the chunk
-  float* dv;       // [BLOCK, Dv]
-  float* weights;  // [HELD, R, LINE] scores, then weights
-  float* pulled;   // [HELD, R, LINE] G, then dS
-  float* cap;      // [BLOCK] of one row: the slope of softcap
-  float* kept;     // [BLOCK] of one row: what dropout multiplies by
-  Past* past;      // [CHUNK]
-  Row* row;        // [CHUNK]
-  Span* span;      // [strips]
-  uint8_t* seen;   // [R, KEYS] of one strip
+  float* k;        // [keys / C, places of D, C]
+  float* v;        // [keys / C, places of Dv, C]
+  float* k_lines;  // [D / C, keys, C]
+  float* dk;       // [keys, D] sums of the chunk
+  float* dv;       // [keys, Dv]
+  float* weights;  // [held, R, LINE] scores, then weights
+  float* pulled;   // [held, R, LINE] G, then dS
+  float* cap;      // [keys] of one row: the slope of softcap
+  float* kept;     // [keys] of one row: what dropout multiplies by
+  Past* past;      // [rows]
   OddRows odd_q, odd_dout;  // entries that are not finite: packed as 0, added afterwards
   Odd odd_k;
 
   static int64_t most_rows(const Problem& p) {
-    return smaller(CHUNK, round_up(p.Tq * p.group(), R));
+    return smaller(p.backward.strips * R, round_up(p.Tq * p.group(), R));
   }
 
   static int64_t bytes(const Problem& p) {
     const int64_t D = round_up(p.D, C), Dv = round_up(p.Dv, C), rows = most_rows(p);
-    const int64_t held = smaller(rows, HELD * R);
-    const int64_t floats = rows * (p.D + p.Dv + D + Dv + D) + BLOCK * (p.D + p.Dv) + BLOCK * D +
-                           BLOCK * (D + Dv) + 2 * held * LINE + 2 * BLOCK;
-    return floats * 4 + rows * static_cast<int64_t>(sizeof(Past) + sizeof(Row)) +
-           rows / R * static_cast<int64_t>(sizeof(Span)) + R * KEYS + 20 * 64;
+    const int64_t keys = p.backward.keys, held = smaller(rows, p.backward.held * R);
+    const int64_t floats = rows * (p.D + p.Dv + D + Dv + D) +
+                           keys * (p.D + p.Dv + D + D + Dv + 2) + 2 * held * LINE;
+    return Strips::bytes(rows) + floats * 4 +
+           rows * static_cast<int64_t>(sizeof(Past) + 2 * sizeof(int)) + 17 * 64;
   }
 
   Backward(const Problem& p, const Slopes& slopes, const Cell& cell, char* memory)
-      : p(p), dual(exchanged(p, slopes)), slopes(slopes), cell(cell) {
+      : Strips(p, most_rows(p), memory),
+        dual(exchanged(p, slopes)),
+        slopes(slopes),
+        cell(cell),
+        keys(p.backward.keys) {
     plain = is_plain(p);
     more = p.softcap > 0.0f || p.dropout.here;
     factor = to_logit(p);
     D = round_up(p.D, C);
     Dv = round_up(p.Dv, C);
-    const int64_t rows = most_rows(p), held = smaller(rows, HELD * R);
+    const int64_t rows = most_rows(p), held = smaller(rows, p.backward.held * R);
     const auto floats = [&](int64_t n) { return take<float>(memory, n); };
     q = floats(rows * p.D), dout = floats(rows * p.Dv);
     q_lines = floats(rows * D), dout_lines = floats(rows * Dv);
     dq = floats(rows * D);
-    k = floats(BLOCK * p.D), v = floats(BLOCK * p.Dv), k_lines = floats(BLOCK * D);
-    dk = floats(BLOCK * D), dv = floats(BLOCK * Dv);
+    k = floats(keys * p.D), v = floats(keys * p.Dv), k_lines = floats(keys * D);
+    dk = floats(keys * D), dv = floats(keys * Dv);
     weights = floats(held * LINE), pulled = floats(held * LINE);
-    cap = floats(BLOCK), kept = floats(BLOCK);
+    cap = floats(keys), kept = floats(keys);
     past = take<Past>(memory, rows);
-    row = take<Row>(memory, rows);
-    span = take<Span>(memory, rows / R);
-    seen = take<uint8_t>(memory, R * KEYS);
+    odd_q.row = take<int>(memory, rows), odd_dout.row = take<int>(memory, rows);
   }
 
-  int rows_of(int strip) const { return static_cast<int>(smaller(count - strip * R, R)); }
-
-  // A chunk begins: which rows it has.
-  void begin(int64_t first) {
-    const int64_t group = p.group();
-    start = first;
-    count = smaller(cell.row_stop - first, CHUNK);
-    strips = static_cast<int>((count + R - 1) / R);
-    packed = false;
-    for (int64_t r = 0; r < count; ++r)
-      row[r] = {cell.head * group + (start + r) % group, (start + r) / group};
-  }
-
-  // Its rows are packed where some key is seen.
+  // A chunk's rows are packed where some key is seen.
   template <class T>
   void pack() {
     packed = true;
     odd_q.count = odd_dout.count = 0;
     for (int i = 0; i < strips; ++i) {
-      pack_queries<T>(p, cell.n, row + i * R, rows_of(i), q + i * R * places<T>(p.D));
+      pack_queries<T>(p, n, row + i * R, rows_of(i), q + i * R * places<T>(p.D));
       if (slopes.dout)
-        pack_queries<T>(dual, cell.n, row + i * R, rows_of(i), dout + i * R * places<T>(p.Dv));
+        pack_queries<T>(dual, n, row + i * R, rows_of(i), dout + i * R * places<T>(p.Dv));
     }
     for (int64_t r = 0; r < strips * R; ++r) {
       if (r < count) past[r] = past_of<T>(row[r]);
@@ -165,14 +141,14 @@ struct Backward {
         std::memset(lines + r * C, 0, C * 4);
       return;
     }
-    const T* from = of.at<const T>(cell.n, row[r].h, row[r].i);
+    const T* from = of.at<const T>(n, row[r].h, row[r].i);
     if (!pack_line(from, of.stride[3], width, panel, lines + r * C))
       odd.row[odd.count++] = static_cast<int>(r);
   }
 
   template <class T>
   Past past_of(Row here) const {
-    const int64_t at = (cell.n * p.Hq + here.h) * p.Tq + here.i;
+    const int64_t at = (n * p.Hq + here.h) * p.Tq + here.i;
     Softmax state;
     state.read(p.m[at], p.l[at]);
     // A row that sees nothing keeps its scores of -inf; one that sees +inf has no weights.
@@ -180,27 +156,10 @@ struct Backward {
     if (state.m == -infinity) state.m = 0.0f, state.l = 1.0f;
     float inner = slopes.dlse ? -slopes.dlse[at] : 0.0f;
     if (slopes.dout)
-      inner += dot(slopes.dout.at<const T>(cell.n, here.h, here.i), slopes.dout.stride[3],
-                   p.out.at<const T>(cell.n, here.h, here.i), p.out.stride[3], p.Dv);
+      inner += dot(slopes.dout.at<const T>(n, here.h, here.i), slopes.dout.stride[3],
+                   p.out.at<const T>(n, here.h, here.i), p.out.stride[3], p.Dv);
     if (slopes.inner) slopes.inner[at] = inner;
     return {state.m, 1.0f / state.l, inner};
-  }
-
-  void look_at(int64_t first, int width) {
-    for (int i = 0; i < strips; ++i)
-      span[i] = look(p.visible, cell.n, row + i * R, rows_of(i), first, width, seen);
-  }
-
-  // The keys that some of the strips from..to see.
-  Span seen_by(int from, int to) const {
-    Span any{BLOCK, 0, Sight::none};
-    for (int i = from; i < to; ++i) {
-      if (span[i].sight == Sight::none) continue;
-      any.lo = span[i].lo < any.lo ? span[i].lo : any.lo;
-      any.hi = span[i].hi > any.hi ? span[i].hi : any.hi;
-      any.sight = Sight::some;
-    }
-    return any;
   }
 
   // Whether a row of the strip sees one of the keys lo <= j < hi.
@@ -209,7 +168,7 @@ struct Backward {
     return sp.sight != Sight::none && lo < sp.hi && hi > sp.lo;
   }
 
-  // to [R, LINE] = a [R, size] · bᵀ [size, BLOCK] of the strips from..last.
+  // to [R, LINE] = a [R, size] · bᵀ [size, keys] of the strips from..last.
   template <class T>
   void multiply_keys(int from, int last, const Span& any, int64_t size, const float* a,
                      const float* b, float* to) {
@@ -247,7 +206,7 @@ struct Backward {
     int lo = begin, hi = begin;
     if (sp.sight != Sight::none) lo = sp.lo / C * C, hi = static_cast<int>(round_up(sp.hi, C));
     if (sp.sight == Sight::some)
-      look(p.visible, cell.n, row + strip * R, rows_of(strip), first, width, seen);
+      look(p.visible, n, row + strip * R, rows_of(strip), first, width, seen);
     for (int r = 0; r < R; ++r, s += LINE, g += LINE) {
       const bool here = r < rows_of(strip);
       const int from = here ? lo : end, to = here ? hi : end;
@@ -260,14 +219,14 @@ struct Backward {
   void weigh_row(int64_t at, int64_t first, int width, const Span& sp, const uint8_t* sees,
                  int lo, int hi, float* s, float* g) {
     if (p.softcap > 0.0f) read_cap(s, lo, hi);
-    if (!plain) finish_scores(p, cell.n, row[at], first, width, lo, hi, s);
-    hide(p.visible, cell.n, row[at], first, sp, sees, lo, hi, s);
+    if (!plain) finish_scores(p, n, row[at], first, width, lo, hi, s);
+    hide(p.visible, n, row[at], first, sp, sees, lo, hi, s);
     if (!slopes.dout) clear(g, lo, hi);
     if (!more) return differentiate<false>(past[at], lo, hi, s, g);
     if (!(p.softcap > 0.0f))
       for (int j = lo; j < hi; ++j) cap[j] = 1.0f;
     for (int j = lo; j < hi; ++j) kept[j] = 1.0f;
-    if (p.dropout.here) drop(p, cell.n, row[at], first, sp.lo, sp.hi, kept);
+    if (p.dropout.here) drop(p, n, row[at], first, sp.lo, sp.hi, kept);
     differentiate<true>(past[at], lo, hi, s, g);
   }
 
@@ -288,18 +247,18 @@ struct Backward {
     }
   }
 
-  // to [BLOCK, width] += wᵀ [BLOCK, rows] · lines [rows, width], of the rows of strips from..last.
+  // to [keys, width] += wᵀ [keys, rows] · lines [rows, width], of the rows of strips from..last.
   void pull_keys(int from, int last, const Span& any, const float* w, const float* lines,
                  int64_t width, float* to) {
     const int64_t panel = most_rows(p) * C;
     for (int column = 0; column * C < width; ++column)
       for (int j = any.lo; j < any.hi; j += R) {
-        const int keys = any.hi - j < R ? any.hi - j : R;
+        const int some = any.hi - j < R ? any.hi - j : R;
         int a = from, b = last;
-        while (a < b && !meets(a, j, j + keys)) ++a;
-        while (a < b && !meets(b - 1, j, j + keys)) --b;
+        while (a < b && !meets(a, j, j + some)) ++a;
+        while (a < b && !meets(b - 1, j, j + some)) --b;
         if (a == b) continue;
-        with_rows(keys, [&](auto known) {
+        with_rows(some, [&](auto known) {
           constexpr int rows = decltype(known)::value;
           float* tile = to + j * width + column * C;
           F sums[rows][2];
@@ -322,7 +281,7 @@ struct Backward {
         F sums[R][2];
         for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = F{};
         add_product<R, LINE, 1>(sp.hi - sp.lo, pulled + (i - from) * R * LINE + sp.lo,
-                                k_lines + (column * BLOCK + sp.lo) * C, sums);
+                                k_lines + (column * keys + sp.lo) * C, sums);
         add_tile(tile, D, sums);
       }
   }
@@ -343,9 +302,9 @@ struct Backward {
     for (int a = 0; a < odd.count; ++a) {
       const int at = odd.row[a], strip = at / R;
       if (strip < from || strip >= last) continue;
-      const T* x = of.at<const T>(cell.n, row[at].h, row[at].i);
+      const T* x = of.at<const T>(n, row[at].h, row[at].i);
       for (int j = span[strip].lo; j < span[strip].hi; ++j)
-        if (sees(p, cell.n, row[at], first + j))
+        if (sees(p, n, row[at], first + j))
           add_odd(x, of.stride[3], size, w[(at - from * R) * LINE + j], to + j * width);
     }
   }
@@ -355,9 +314,9 @@ struct Backward {
   void add_odd_keys(int from, int last, int64_t first) {
     for (int a = 0; a < odd_k.count; ++a) {
       const int j = odd_k.key[a];
-      const T* x = p.k.at<const T>(cell.n, cell.head, first + j);
+      const T* x = p.k.at<const T>(n, head, first + j);
       for (int64_t at = from * R; at < smaller(last * R, count); ++at)
-        if (meets(static_cast<int>(at / R), j, j + 1) && sees(p, cell.n, row[at], first + j))
+        if (meets(static_cast<int>(at / R), j, j + 1) && sees(p, n, row[at], first + j))
           add_odd(x, p.k.stride[3], p.D, pulled[(at - from * R) * LINE + j], dq + at * D);
     }
   }
@@ -365,13 +324,13 @@ struct Backward {
   template <class T>
   void pack_block(int64_t first, int width, const Span& any) {
     for (int c = any.lo / C; c * C < any.hi; ++c) {
-      const int keys = static_cast<int>(smaller(width - c * C, C));
-      pack_keys<T>(p, cell.n, cell.head, first + c * C, keys, k + c * C * places<T>(p.D));
+      const int some = static_cast<int>(smaller(width - c * C, C));
+      pack_keys<T>(p, n, head, first + c * C, some, k + c * C * places<T>(p.D));
       if (slopes.dout)
-        pack_keys<T>(dual, cell.n, cell.head, first + c * C, keys, v + c * C * places<T>(p.Dv));
+        pack_keys<T>(dual, n, head, first + c * C, some, v + c * C * places<T>(p.Dv));
     }
     if (slopes.dq)
-      pack_values<T>(dual, cell.n, cell.head, first, any.lo, any.hi, BLOCK, k_lines, odd_k);
+      pack_values<T>(dual, n, head, first, any.lo, any.hi, keys, k_lines, odd_k);
     std::memset(dk + any.lo * D, 0, static_cast<size_t>((any.hi - any.lo) * D * 4));
     std::memset(dv + any.lo * Dv, 0, static_cast<size_t>((any.hi - any.lo) * Dv * 4));
   }
@@ -400,15 +359,15 @@ struct Backward {
 
   template <class T>
   void add_block(int64_t first, int width) {
-    look_at(first, width);
-    const Span any = seen_by(0, strips);
+    const Span any = look_at(first, width);
     if (any.sight == Sight::none) return;
     if (!packed) pack<T>();
     pack_block<T>(first, width, any);
-    for (int from = 0; from < strips; from += HELD)
-      add_strips<T>(from, from + HELD < strips ? from + HELD : strips, first, width);
+    const int held = p.backward.held;
+    for (int from = 0; from < strips; from += held)
+      add_strips<T>(from, from + held < strips ? from + held : strips, first, width);
     for (int j = any.lo; j < any.hi; ++j) {
-      const int64_t at = (cell.n * p.Hk + cell.head) * p.Tk + first + j;
+      const int64_t at = (n * p.Hk + head) * p.Tk + first + j;
       if (slopes.dk) add(slopes.dk + at * p.D, dk + j * D, p.D, p.scale);
       if (slopes.dv) add(slopes.dv + at * p.Dv, dv + j * Dv, p.Dv, 1.0f);
     }
@@ -420,15 +379,17 @@ struct Backward {
 
   template <class T>
   void run(const Watch& watch) {
-    for (int64_t first_row = cell.row_start; first_row < cell.row_stop; first_row += CHUNK) {
-      begin(first_row);
-      for (int64_t first = cell.key_start; first < cell.key_stop; first += BLOCK) {
+    const int64_t most = p.backward.strips * R;
+    for (int64_t begin = cell.row_start; begin < cell.row_stop; begin += most) {
+      take_rows(cell.n, cell.head, begin, smaller(begin + most, cell.row_stop));
+      packed = false;
+      for (int64_t first = cell.key_start; first < cell.key_stop; first += keys) {
         if (watch.stop()) return;
-        add_block<T>(first, static_cast<int>(smaller(cell.key_stop - first, BLOCK)));
+        add_block<T>(first, static_cast<int>(smaller(cell.key_stop - first, keys)));
       }
       if (!packed || !slopes.dq) continue;
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t at = (cell.n * p.Hq + row[r].h) * p.Tq + row[r].i;
+        const int64_t at = (n * p.Hq + row[r].h) * p.Tq + row[r].i;
         add(slopes.dq + at * p.D, dq + r * D, p.D, p.scale);
       }
     }
@@ -438,11 +399,7 @@ struct Backward {
 void backward(const Problem& p, const Slopes& slopes, const Cell& cell, char* memory,
               const Watch& watch) {
   Backward work(p, slopes, cell, memory);
-  switch (p.number) {
-    case eyeline::Number::float32: return work.run<Float32>(watch);
-    case eyeline::Number::bfloat16: return work.run<Bfloat16>(watch);
-    case eyeline::Number::float16: return work.run<Float16>(watch);
-  }
+  with_number(p.number, [&](auto number) { work.run<decltype(number)>(watch); });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "pack.h"
 #include "panel.h"
 #include "softmax.h"
+#include "strips.h"
 
 namespace {
 
@@ -11,10 +12,8 @@ using eyeline::Part;
 using eyeline::Watch;
 
 // A part on its way. Everything the loops touch, in one piece of memory.
-struct Forward {
-  const Problem& p;
+struct Forward : Strips {
   Part part;
-  int strips;
   bool plain;
   bool direct;     // few rows, whose keys and values are not packed; without values rows are asked
                    // for their state alone, in the order in which backward.h sums up scores
@@ -29,10 +28,6 @@ struct Forward {
   float* s;        // [held, R, KEYS] scores, then weights
   float* out;      // [strips, R, Dv] sums so far
   Softmax* row_sum;  // [strips · R]
-  Row* row;        // [strips · R]
-  Reach* reaches;  // [strips]
-  Span* span;      // [strips]
-  uint8_t* seen;   // [R, KEYS] of one strip
 
   static int64_t most_rows(const Problem& p) {
     return smaller(p.blocks.strips * R, round_up(p.Tq * p.group(), R));
@@ -42,12 +37,11 @@ struct Forward {
     const int64_t Dv = round_up(p.Dv, C), rows = most_rows(p);
     const int64_t floats = round_up(rows, W) * round_up(p.D, W) + rows * Dv +
                            p.blocks.keys * (p.D + Dv) + smaller(rows, p.blocks.held * R) * KEYS;
-    return floats * 4 + rows * static_cast<int64_t>(sizeof(Softmax) + sizeof(Row)) +
-           rows / R * static_cast<int64_t>(sizeof(Reach) + sizeof(Span)) + R * KEYS + 16 * 64;
+    return Strips::bytes(rows) + floats * 4 + rows * static_cast<int64_t>(sizeof(Softmax)) + 6 * 64;
   }
 
   Forward(const Problem& p, const Part& part, char* memory)
-      : p(p), part(part), strips(static_cast<int>((part.stop - part.start + R - 1) / R)) {
+      : Strips(p, most_rows(p), memory), part(part) {
     plain = is_plain(p);
     const int64_t all = p.Tq * p.group();
     direct = p.Dv > 0 && all <= smaller(PANEL_ROWS, p.blocks.held * R) &&
@@ -62,54 +56,25 @@ struct Forward {
     s = take<float>(memory, smaller(rows, p.blocks.held * R) * KEYS);
     out = take<float>(memory, rows * Dv);
     row_sum = take<Softmax>(memory, rows);
-    row = take<Row>(memory, rows);
-    reaches = take<Reach>(memory, rows / R);
-    span = take<Span>(memory, rows / R);
-    seen = take<uint8_t>(memory, R * KEYS);
-  }
-
-  int rows_of(int strip) const {
-    return static_cast<int>(smaller(part.stop - part.start - strip * R, R));
   }
 
   template <class T>
   void start() {
-    const int64_t group = p.group();
-    for (int64_t r = part.start; r < part.stop; ++r) {
-      const int64_t at = r - part.start;
-      row[at] = {part.head * group + r % group, r / group};
-      row_sum[at].start(p, part.n, row[at]);
-    }
-    for (int i = 0; i < strips; ++i) reaches[i] = reach(p, part.n, row + i * R, rows_of(i));
+    take_rows(part.n, part.head, part.start, part.stop);
+    for (int64_t r = 0; r < count; ++r) row_sum[r].start(p, n, row[r]);
     if (panels) {
-      const int64_t rows = part.stop - part.start;
-      for (int64_t r = 0; r < rows; r += W)
-        pack_panel<T>(p, part.n, row + r, smaller(rows - r, W), q + r * places<T>(p.D));
+      for (int64_t r = 0; r < count; r += W)
+        pack_panel<T>(p, n, row + r, smaller(count - r, W), q + r * places<T>(p.D));
     } else if (direct) {
       const int64_t width = round_up(p.D, W);
       std::memset(q, 0, static_cast<size_t>(strips * R * width * 4));
-      for (int64_t r = 0; r < part.stop - part.start; ++r)
-        read_line(p.q.at<const T>(part.n, row[r].h, row[r].i), p.q.stride[3], p.D, q + r * width);
+      for (int64_t r = 0; r < count; ++r)
+        read_line(p.q.at<const T>(n, row[r].h, row[r].i), p.q.stride[3], p.D, q + r * width);
     } else {
       for (int i = 0; i < strips; ++i)
-        pack_queries<T>(p, part.n, row + i * R, rows_of(i), q + i * R * places<T>(p.D));
+        pack_queries<T>(p, n, row + i * R, rows_of(i), q + i * R * places<T>(p.D));
     }
     std::memset(out, 0, static_cast<size_t>(strips * R * Dv * 4));
-  }
-
-  // What each strip sees of a block; the keys that some strip sees.
-  Span look_at(int64_t first, int width) {
-    Span any{width, 0, Sight::none};
-    for (int i = 0; i < strips; ++i) {
-      span[i] = {};
-      if (reaches[i].meets(first, width))
-        span[i] = look(p.visible, part.n, row + i * R, rows_of(i), first, width, seen);
-      if (span[i].sight == Sight::none) continue;
-      any.lo = span[i].lo < any.lo ? span[i].lo : any.lo;
-      any.hi = span[i].hi > any.hi ? span[i].hi : any.hi;
-      any.sight = Sight::some;
-    }
-    return any;
   }
 
   // A tile's biases come while its products are summed up. What is asked for never comes where the
@@ -118,7 +83,7 @@ struct Forward {
     if (!p.bias || p.bias.stride[3] != 1) return;
     for (int r = 0; r < rows_of(strip); ++r) {
       const Row at = row[strip * R + r];
-      const float* bias = p.bias.at<const float>(part.n, at.h, at.i, j);
+      const float* bias = p.bias.at<const float>(n, at.h, at.i, j);
       if (first_tile) (void)*static_cast<const volatile float*>(bias);
       for (int c = 0; c < C; c += CACHE_LINE / 4) __builtin_prefetch(bias + c, 0, 2);
     }
@@ -145,17 +110,17 @@ struct Forward {
     const Row* here = row + strip * R;
     float top[R];
     if (sp.sight == Sight::some && beyond_intervals(p.visible))
-      write_seen(p.visible, part.n, here, rows, first, sp, seen);
+      write_seen(p.visible, n, here, rows, first, sp, seen);
     for (int r = 0; r < rows; ++r) {
       float* line = scores + r * KEYS;
-      if (!plain) finish_scores(p, part.n, here[r], first, width, lo, hi, line);
-      hide(p.visible, part.n, here[r], first, sp, seen + r * KEYS, lo, hi, line);
+      if (!plain) finish_scores(p, n, here[r], first, width, lo, hi, line);
+      hide(p.visible, n, here[r], first, sp, seen + r * KEYS, lo, hi, line);
       top[r] = Softmax::largest_of(line, lo, hi, factor);
     }
     for (int r = 0; r < rows; ++r) {
       float* line = scores + r * KEYS;
       decay[r] = row_sum[strip * R + r].add(line, lo, hi, factor, top[r]);
-      if (p.dropout.here) drop(p, part.n, here[r], first, sp.lo, sp.hi, line);
+      if (p.dropout.here) drop(p, n, here[r], first, sp.lo, sp.hi, line);
     }
   }
 
@@ -179,9 +144,9 @@ struct Forward {
   template <class T>
   void add_odd(int j, int strip, int64_t first, const float* weights) {
     if (j < span[strip].lo || j >= span[strip].hi) return;
-    const T* value = p.v.at<const T>(part.n, part.head, first + j);
+    const T* value = p.v.at<const T>(n, head, first + j);
     for (int r = 0; r < rows_of(strip); ++r) {
-      if (!sees(p, part.n, row[strip * R + r], first + j)) continue;
+      if (!sees(p, n, row[strip * R + r], first + j)) continue;
       for (int64_t d = 0; d < p.Dv; ++d) {
         const float x = T::read(value[d * p.v.stride[3]]);
         if (!finite(x)) out[(strip * R + r) * Dv + d] += weights[r * KEYS + j] * x;
@@ -192,12 +157,10 @@ struct Forward {
   // s = q · k of all strips, over keys where they lie.
   template <class T>
   void read_keys(int64_t first, const Span& any) {
-    const T* keys = p.k.at<const T>(part.n, part.head, first);
+    const T* keys = p.k.at<const T>(n, head, first);
     const int64_t step = p.k.stride[2], wide = round_up(p.D, W);
-    if (panels) {
-      const int rows = static_cast<int>(part.stop - part.start);
-      return panel_scores<T>(keys, step, p.D, any.lo, any.hi, q, rows, k, s);
-    }
+    if (panels)
+      return panel_scores<T>(keys, step, p.D, any.lo, any.hi, q, static_cast<int>(count), k, s);
     for (int i = 0; i < strips; ++i) {
       const Span sp = span[i];
       if (sp.sight == Sight::none) continue;
@@ -212,7 +175,7 @@ struct Forward {
   // finds them near after the other. Which these are does not depend on the strips beside it.
   template <class T>
   void read_values(int64_t first, int width) {
-    const T* values = p.v.at<const T>(part.n, part.head, first);
+    const T* values = p.v.at<const T>(n, head, first);
     bool finite[eyeline::MOST_HELD];
     std::memset(finite, 1, sizeof finite);
     const int length = static_cast<int>(round_up(eyeline::up(width, RUNS), CLOSE));
@@ -250,12 +213,12 @@ struct Forward {
     if (any.sight == Sight::none) return;
     if (direct) return add_direct<T>(first, width, any);
     for (int c = any.lo / C; c * C < any.hi; ++c) {
-      const int count = static_cast<int>(smaller(width - c * C, C));
-      pack_keys<T>(p, part.n, part.head, first + c * C, count, k + c * C * places<T>(p.D));
+      const int keys = static_cast<int>(smaller(width - c * C, C));
+      pack_keys<T>(p, n, head, first + c * C, keys, k + c * C * places<T>(p.D));
     }
     const int held = p.blocks.held;
     Odd odd;
-    pack_values<T>(p, part.n, part.head, first, any.lo, any.hi, p.blocks.keys, v, odd);
+    pack_values<T>(p, n, head, first, any.lo, any.hi, p.blocks.keys, v, odd);
     for (int from = 0; from < strips; from += held) {
       const int to = from + held < strips ? from + held : strips;
       multiply_keys<T>(from, to, first, any);
@@ -280,28 +243,27 @@ struct Forward {
 
   template <class T>
   void finish() {
-    for (int64_t r = part.start; r < part.stop; ++r) {
-      const int64_t at = r - part.start;
+    for (int64_t at = 0; at < count; ++at) {
       const Row here = row[at];
-      T* to = p.out.at<T>(part.n, here.h, here.i);
+      T* to = p.out.at<T>(n, here.h, here.i);
       const float l = row_sum[at].l, total = l == 0.0f ? 1.0f : l, *sums = out + at * Dv;
       int64_t d = 0;
       if (p.out.stride[3] == 1)
         for (; d + W <= p.Dv; d += W) T::write(to + d, load(sums + d) / total);
       for (; d < p.Dv; ++d) to[d * p.out.stride[3]] = T::round(sums[d] / total);
-      const int64_t number = (part.n * p.Hq + here.h) * p.Tq + here.i;
+      const int64_t number = (n * p.Hq + here.h) * p.Tq + here.i;
       p.lse[number] = row_sum[at].lse();
       row_sum[at].write(p.m + number, p.l + number);
     }
   }
 
   void forget_sinks() {
-    for (int64_t at = 0; at < part.stop - part.start; ++at) row_sum[at] = Softmax{};
+    for (int64_t at = 0; at < count; ++at) row_sum[at] = Softmax{};
   }
 
   // [rows, Dv + 2]: what some of the keys give to each row, its m and l.
   void leave(float* partial) const {
-    for (int64_t at = 0; at < part.stop - part.start; ++at, partial += p.Dv + 2) {
+    for (int64_t at = 0; at < count; ++at, partial += p.Dv + 2) {
       std::memcpy(partial, out + at * Dv, static_cast<size_t>(p.Dv * 4));
       partial[p.Dv] = row_sum[at].m;
       partial[p.Dv + 1] = row_sum[at].l;
@@ -309,7 +271,7 @@ struct Forward {
   }
 
   void add_partial(const float* partial) {
-    for (int64_t at = 0; at < part.stop - part.start; ++at, partial += p.Dv + 2) {
+    for (int64_t at = 0; at < count; ++at, partial += p.Dv + 2) {
       const Factors by = row_sum[at].add({partial[p.Dv], partial[p.Dv + 1]});
       for (int64_t d = 0; d < p.Dv; ++d)
         out[at * Dv + d] = out[at * Dv + d] * by.own + partial[d] * by.theirs;
@@ -332,23 +294,13 @@ struct Forward {
 
   // The rows of parts that had some of the keys each, in their order.
   template <class T>
-  void join(const float* partials, int64_t count) {
+  void join(const float* partials, int64_t parts) {
     start<T>();
     forget_sinks();
-    for (int64_t i = 0; i < count; ++i)
-      add_partial(partials + i * (part.stop - part.start) * (p.Dv + 2));
+    for (int64_t i = 0; i < parts; ++i) add_partial(partials + i * count * (p.Dv + 2));
     finish<T>();
   }
 };
-
-template <class Call>
-void with_number(eyeline::Number number, const Call& f) {
-  switch (number) {
-    case eyeline::Number::float32: return f(Float32{});
-    case eyeline::Number::bfloat16: return f(Bfloat16{});
-    case eyeline::Number::float16: return f(Float16{});
-  }
-}
 
 void forward(const Problem& p, const Part& part, char* memory, const Watch& watch) {
   Forward work(p, part, memory);

@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "../problem.h"
 #include "simd.h"
 
 namespace {
@@ -162,6 +163,16 @@ inline void read_line(const T* from, int64_t stride, int64_t n, float* to) {
     for (int64_t i = 0; i < n; ++i) to[i] = T::read(from[i]);
   else
     for (int64_t i = 0; i < n; ++i) to[i] = T::read(from[i * stride]);
+}
+
+// Calls `f` with the type of the numbers.
+template <class Call>
+inline void with_number(eyeline::Number number, const Call& f) {
+  switch (number) {
+    case eyeline::Number::float32: return f(Float32{});
+    case eyeline::Number::bfloat16: return f(Bfloat16{});
+    case eyeline::Number::float16: return f(Float16{});
+  }
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ struct Reduce {
   // are looked at in any case.
   bool is_known() const {
     if (!asked.m || whole || p.Tq * p.group() <= eyeline::FEW_ROWS) return false;
-    for (int64_t i = 0; i < scores.part.stop - scores.part.start; ++i)
+    for (int64_t i = 0; i < scores.count; ++i)
       if (!Softmax::kept(asked.m[number_of(scores.row[i])])) return false;
     return true;
   }
@@ -114,7 +114,7 @@ struct Reduce {
     Range keys{p.Tk, 0};
     for (const Question& question : asked) {
       if (question.ask != Ask::entries || !known) continue;
-      keys.begin = smaller(keys.begin, question.offset / KEYS * KEYS);
+      keys.begin = smaller(keys.begin, question.offset / p.blocks.keys * p.blocks.keys);
       keys.end = larger(keys.end, question.offset + question.count);
     }
     return keys;
@@ -122,7 +122,7 @@ struct Reduce {
 
   template <class T>
   bool find_state(const Watch& watch) {
-    const int64_t rows = scores.part.stop - scores.part.start;
+    const int64_t rows = scores.count;
     known = is_known();
     for (int64_t i = 0; i < rows; ++i) {
       along[i] = {};
@@ -412,10 +412,10 @@ struct Reduce {
   template <class T>
   void run(const Watch& watch) {
     clear();
-    const int64_t group = p.group(), stop = chunk.stop * group;
-    for (int64_t r = chunk.start * group; r < stop; r += Scores::STRIPS * R) {
-      scores.start<T>(chunk.n, chunk.head, r, smaller(r + Scores::STRIPS * R, stop));
-      const int64_t rows = scores.part.stop - r;
+    const int64_t group = p.group(), stop = chunk.stop * group, most = p.blocks.strips * R;
+    for (int64_t r = chunk.start * group; r < stop; r += most) {
+      scores.start<T>(chunk.n, chunk.head, r, smaller(r + most, stop));
+      const int64_t rows = scores.count;
       for (const Question& question : asked)
         for (int64_t i = 0; i < rows; ++i)
           if (question.ask == Ask::top || question.ask == Ask::entries)
@@ -433,11 +433,7 @@ struct Reduce {
 void reduce(const Problem& p, const Questions& questions, const Chunk& chunk, char* memory,
             const Watch& watch) {
   Reduce work(p, questions, chunk, memory);
-  switch (p.number) {
-    case eyeline::Number::float32: return work.run<Float32>(watch);
-    case eyeline::Number::bfloat16: return work.run<Bfloat16>(watch);
-    case eyeline::Number::float16: return work.run<Float16>(watch);
-  }
+  with_number(p.number, [&](auto number) { work.run<decltype(number)>(watch); });
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ extern const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE);
 const eyeline::Table EYELINE_SYMBOL(EYELINE_TABLE) = {
     EYELINE_TEXT(EYELINE_TABLE),
     Forward::bytes, forward, join,
-    BLOCK, Backward::bytes, backward,
+    Backward::bytes, backward,
     Reduce::bytes, reduce,
     multiply_adds, read_floats};
 }

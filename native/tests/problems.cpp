@@ -109,11 +109,14 @@ void Drawn::draw_sizes() {
   Caches pretended;
   pretended.level2 = random_.one_of({8, 64, 128, 512, 4096}) * 1024;
   p.blocks = blocks(pretended, p.D, p.Dv);
+  p.backward = backward_blocks(pretended, p.D);
   words = names[static_cast<int>(p.number)];
   for (const auto& [name, size] : {std::pair("N", p.N), {"Hq", p.Hq}, {"Hk", p.Hk}, {"Tq", p.Tq},
                                    {"Tk", p.Tk}, {"D", p.D}, {"Dv", p.Dv},
                                    {"keys", p.blocks.keys}, {"held", p.blocks.held},
-                                   {"strips", p.blocks.strips}})
+                                   {"strips", p.blocks.strips},
+                                   {"backward keys", p.backward.keys},
+                                   {"held", p.backward.held}, {"strips", p.backward.strips}})
     words += std::string(" ") + name + "=" + std::to_string(size);
 }
 
