@@ -6,7 +6,7 @@ namespace eyeline {
 
 namespace {
 
-constexpr int64_t fewest_keys = 64, fewest_held = 4;
+constexpr Blocks fewest;
 
 // Floats that are laid out of each key, each score and each row.
 struct Floats {
@@ -15,11 +15,11 @@ struct Floats {
 
 Blocks fitting(const Caches& caches, const Floats& each, Blocks made) {
   const int64_t near = caches.level2 / static_cast<int64_t>(sizeof(float));
-  while (made.keys > fewest_keys && made.keys * each.key > near) made.keys /= 2;
+  while (made.keys > fewest.keys && made.keys * each.key > near) made.keys /= 2;
   const int64_t held = near / 4 / (STRIP_ROWS * made.keys * each.score);
   const int64_t strips = 2 * near / (STRIP_ROWS * each.row);
-  made.held = static_cast<int>(std::clamp<int64_t>(held, fewest_held, made.held));
-  made.strips = static_cast<int>(std::clamp<int64_t>(strips, FEWEST_STRIPS, made.strips));
+  made.held = static_cast<int>(std::clamp<int64_t>(held, fewest.held, made.held));
+  made.strips = static_cast<int>(std::clamp<int64_t>(strips, fewest.strips, made.strips));
   return made;
 }
 
@@ -27,7 +27,7 @@ Blocks fitting(const Caches& caches, const Floats& each, Blocks made) {
 
 Blocks blocks(const Caches& caches, int64_t D, int64_t Dv) {
   const int64_t key = std::max<int64_t>(D, 1);
-  return fitting(caches, {2 * key, 1, key + Dv}, {});
+  return fitting(caches, {2 * key, 1, key + Dv}, {MOST_KEYS, MOST_HELD, 128});
 }
 
 // Of a block: keys in two layouts, values, and the gradients of both. Of rows: queries and what

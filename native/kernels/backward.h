@@ -50,6 +50,9 @@ struct Past {
 
 // A cell on its way. Everything the loops touch, in one piece of memory.
 struct Backward : Strips {
+  // Apart in memory so that a column of lines shares no cache set.
+  static constexpr int LINE = eyeline::MOST_BACKWARD_KEYS + 16;
+
   const Problem dual;
   const Slopes& slopes;
   const Cell& cell;

@@ -10,7 +10,6 @@ using eyeline::View;
 using eyeline::Visible;
 
 constexpr int KEYS = eyeline::MOST_KEYS;
-constexpr int LINE = KEYS + 16;  // apart in memory so that a column of lines shares no cache set
 
 enum class Sight { none, some, all };
 

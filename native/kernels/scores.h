@@ -8,6 +8,8 @@
 namespace {
 
 struct Scores : Strips {
+  static constexpr int LINE = KEYS + 16;  // lines of one strip share no cache set
+
   bool direct;   // one query, whose keys are not packed
   bool plain;
   float factor;  // from what `line` holds to a base-2 logit
