@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from eyeline.acting import block
 from eyeline.errors import ModelError, StaleError
@@ -52,6 +53,24 @@ def test_what_is_kept_goes_with_seen_and_waits_for_no_collector(asked):
         assert there() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["unasked", "asked"])
+def test_a_text_goes_when_the_next_one_is_read(asked):
+    model, made, left = tiny("bert"), [], []
+    first, last = (layer.attention.self for layer in model.encoder.layer)
+    first.key.register_forward_hook(
+        lambda *given: made.append(StorageWeakRef(given[2].untyped_storage()))
+    )
+    last.key.register_forward_hook(lambda *given: left.append(sum(not m.expired() for m in made)))
+    with watch(model) as seen:
+        for batch in (1, 2, 3):
+            run(model, **inputs(batch=batch))
+            if asked:
+                assert seen[1].shape[0] == batch
+        run(model, **inputs(length=7))
+    assert left == ([1, 2, 2, 2] if asked else [1, 1, 1, 1])
+    assert [weights.shape for weights in seen] == [(2, 4, 7, 7)] * 2
 
 
 def test_a_fused_product_is_kept_whole_with_values_and_copied_without():

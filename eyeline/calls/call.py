@@ -103,13 +103,17 @@ class Call:
         }
 
 
+Make = Callable[[Tensor, Tensor], Call]
+"""What gives a call that was noted in passing, of its queries and keys."""
+
+
 class Noted:
     """A call that ran in a model's own kernel, noted in passing: ``make(q, k)`` gives it later.
 
     Held are its name, q and k and, where no rule is known for it, the mask.
     """
 
-    __slots__ = ("_kept", "k", "make", "mask", "name", "q")
+    __slots__ = ("_versions", "k", "make", "mask", "name", "q")
 
     def __init__(
         self,
@@ -117,23 +121,24 @@ class Noted:
         q: Tensor,
         k: Tensor,
         mask: Tensor | None,
-        make: Callable[[Tensor, Tensor], Call],
+        make: Make,
     ) -> None:
         self.name, self.q, self.k, self.mask, self.make = name, q, k, mask, make
-
-    def keep(self, q: Tensor, k: Tensor) -> None:
-        """Hold these, equal to what it came with, from now on."""
-        self.q, self.k = q, k
-        self._kept = self._versions()
+        self._versions = _versions(q, k, mask)
 
     @property
     def fresh(self) -> bool:
         """Whether what is held was not changed in place since."""
-        return self._versions() == self._kept
+        return _versions(self.q, self.k, self.mask) == self._versions
 
-    def _versions(self) -> list[int]:
-        held = (self.q, self.k) if self.mask is None else (self.q, self.k, self.mask)
-        return [t._version for t in held if not t.is_inference()]
+
+def _versions(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[int, int, int]:
+    """torch's counts of in-place changes, which inference tensors do not have."""
+    return (
+        0 if q.is_inference() else q._version,
+        0 if k.is_inference() else k._version,
+        0 if mask is None or mask.is_inference() else mask._version,
+    )
 
 
 @dataclass(frozen=True)

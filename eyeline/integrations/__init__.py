@@ -17,19 +17,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from eyeline.calls import Call, Missing, Noted
+from eyeline.calls import Call, Make, Missing
 from eyeline.errors import ModelError
 from eyeline.integrations import changing
 from eyeline.integrations.changing import Change, Finish
 from eyeline.integrations.paths import modules_of, within
 
-__all__ = ["Change", "Finish", "Handle", "Note", "changed", "inside", "intercepted", "recomputing"]
+__all__ = [
+    "Change",
+    "Finish",
+    "Handle",
+    "Note",
+    "changed",
+    "inside",
+    "intercepted",
+    "recomputing",
+]
 
 Handle = Callable[[Call, Callable[[], Tensor]], Tensor]
 """What is handed each call and the model's own kernel, and gives the output."""
 
-Note = Callable[[Noted], None]
-"""What is told of a call that the model's own kernel has computed."""
+Note = Callable[[str, Tensor, Tensor, Tensor | None, Make], None]
+"""What is told of a call that the model's own kernel has computed: see `Noted`."""
 
 inside: ContextVar[bool] = ContextVar("inside", default=False)
 """True while an attention function runs whose call was handed over: what it calls is part of it."""
@@ -183,10 +192,10 @@ class _Heard:
             return None
         return self._noted
 
-    def _noted(self, noted: Noted) -> None:
+    def _noted(self, path: str, q: Tensor, k: Tensor, mask: Tensor | None, make: Make) -> None:
         assert self._note is not None
-        noted.name = self._numbered(noted.name)
-        self._note(noted)
+        number = self._runs[path] = self._runs.get(path, 0) + 1
+        self._note(path if number == 1 else f"{path}#{number}", q, k, mask, make)
 
     def _watched_outside(self) -> bool:
         """Whether someone watches from outside, who is told of a call where `own()` runs."""

@@ -16,21 +16,46 @@ from eyeline.api import autocast
 from eyeline.calls import Call
 from eyeline.errors import ModelError
 from eyeline.integrations.huggingface_attention import NAME, RuleMask
-from eyeline.integrations.huggingface_masks import Told, causally, flagged, skipped, told
+from eyeline.integrations.huggingface_masks import Told, causally, fixed, flagged, skipped, told
 from eyeline.masks import Mask
 
 _OTHERS = frozenset(["position_bias", "s_aux", "sinks"])
+_NONE: Mapping[str, Any] = {}
 
 
-class Rules:
-    """The rules that masks of one forward were made from, by the mask tensor.
+class Skipped:
+    """The rules of one forward where transformers made no mask, by the sizes.
 
-    Where transformers made none, as nothing but causality hides a key, by the sizes.
+    Nothing but causality, if that, hides a key there. They are told when first asked for.
     """
 
     def __init__(self) -> None:
+        self._found: dict[tuple[int, int], dict[bool, Told | dict[str, Any]]] = {}
+
+    def note(self, arguments: dict[str, Any]) -> None:
+        """What a mask function was called with that gave None."""
+        arguments = fixed(arguments)
+        sizes = (arguments["q_length"], arguments["kv_length"])
+        causally = not arguments.get("allow_is_bidirectional_skip", False)
+        self._found.setdefault(sizes, {})[causally] = arguments
+
+    def of(self, query: Tensor, key: Tensor) -> Told | None:
+        found = self._found.get((query.shape[-2], key.shape[-2]))
+        if found is None:
+            return None
+        causally = True in found  # a decoder may have as many keys as the encoder it looks at
+        rule = found[causally]
+        if not isinstance(rule, Told):
+            rule = found[causally] = skipped(rule)
+        return rule
+
+
+class Rules:
+    """The rules that masks of one forward were made from, by the mask tensor."""
+
+    def __init__(self) -> None:
+        self.skipped = Skipped()
         self._rules: Any = WeakIdKeyDictionary()
-        self._skipped: dict[tuple[int, int], dict[bool, Told]] = {}
         self._strided: list[tuple[Tensor, Told]] = []  # generate() may lay them out anew
 
     def note(self, mask: Any, arguments: dict[str, Any]) -> None:
@@ -39,24 +64,20 @@ class Rules:
             if not mask.is_contiguous():
                 self._strided.append((mask, rule))
         elif mask is None:
-            rule = skipped(arguments)
-            causally = not arguments.get("allow_is_bidirectional_skip", False)
-            self._skipped.setdefault(rule.sizes, {})[causally] = rule
+            self.skipped.note(arguments)
 
-    def of(self, mask: Any, query: Tensor, key: Tensor) -> Told | None:
-        sizes = (query.shape[-2], key.shape[-2])
+    def of(self, mask: Any, query: Tensor, key: Tensor) -> Told | Skipped | None:
+        """The rule of a call's mask; all those of this forward for a call without."""
         if mask is None:
-            # a decoder may have as many keys as the encoder that it looks at
-            found = self._skipped.get(sizes, {})
-            return found.get(True, found.get(False))
+            return self.skipped
         rule = self._known(mask) if isinstance(mask, Tensor) else None
-        if rule is None or rule.sizes != sizes:
+        if rule is None or rule.sizes != (query.shape[-2], key.shape[-2]):
             return None  # the model cut the mask since
         return rule
 
     def clear(self) -> None:
-        """Forget what holds for one forward pass only."""
-        self._skipped.clear()
+        """Forget what holds for one forward pass only; calls of it may be asked about yet."""
+        self.skipped = Skipped()
         self._strided.clear()
 
     def _known(self, mask: Tensor) -> Told | None:
@@ -88,26 +109,41 @@ class Given(NamedTuple):
     def of(cls, module: torch.nn.Module, kwargs: dict[str, Any]) -> Given:
         """By the keyword arguments of the function."""
         found = kwargs.get
-        flag = causally(module, found("is_causal"))
-        dropout = float(found("dropout") or 0.0)
-        others = {} if _OTHERS.isdisjoint(kwargs) else {n: found(n) for n in _OTHERS}
-        return cls(found("scaling"), found("softcap"), dropout, flag, module.training, others)
+        flag = found("is_causal")
+        return cls(
+            found("scaling"),
+            found("softcap"),
+            found("dropout") or 0.0,
+            causally(module, None) if flag is None else flag,
+            module.training,
+            _NONE if _OTHERS.isdisjoint(kwargs) else {name: found(name) for name in _OTHERS},
+        )
+
+
+def lasting(key: Tensor, mask: Any) -> bool:
+    """Whether what a call looks at outlasts it, and may be looked into later."""
+    if not (mask is None or isinstance(mask, Tensor)):
+        return False
+    return key.is_inference() or key._version == 0
 
 
 def call_of(
     name: str,
     original: str,
-    tensors: tuple[Tensor, Tensor, Tensor | None],
     mask: Any,
-    rule: Told | None,
+    rule: Told | Skipped | None,
     crossing: bool,
     given: Given,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
 ) -> Call:
     """One call of the attention function named `original`, as that function takes it.
 
     `rule` is that of the mask, where there is one, which may stand in the mask's own place too.
     """
-    query, key, value = tensors
+    if isinstance(rule, Skipped):
+        rule = rule.of(query, key)
     if given.others.get("sinks") is not None:
         raise ModelError(
             f"{name} has a sink per query, which watch() cannot look into; only sinks per head."
@@ -132,7 +168,7 @@ def call_of(
         sinks=_settled(given.others.get("s_aux")) if eager else None,
         real=None if rule is None or crossing else rule.real,
         kernel="eyeline" if original == NAME else "own",
-        dropout=given.dropout if given.training or not eager else 0.0,
+        dropout=float(given.dropout) if given.training or not eager else 0.0,
         place=None if rule is None or crossing else rule.place,
     )
 

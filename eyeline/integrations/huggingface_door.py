@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
 from eyeline.api import autocast
-from eyeline.calls import Call, Missing, Noted
+from eyeline.calls import Missing
 from eyeline.errors import ModelError
 from eyeline.integrations import (
     Handle,
@@ -38,7 +38,14 @@ from eyeline.integrations import (
     inside,
     recomputing,
 )
-from eyeline.integrations.huggingface_calls import Given, Rules, call_of, function_of
+from eyeline.integrations.huggingface_calls import (
+    Given,
+    Rules,
+    call_of,
+    function_of,
+    lasting,
+)
+from eyeline.integrations.huggingface_masks import Told
 from eyeline.integrations.huggingface_ran import Ran
 
 OLDEST = (5, 18)
@@ -102,6 +109,8 @@ class _Door:
         self.names: set[str] = set()  # ours, each over an implementation that the model had
         self.hooks: list[Any] = []
         self.rules = Rules()
+        # by the kind of a module and the name of an implementation, for one forward of a model
+        self.functions: dict[tuple[type, str], tuple[Callable[..., Any], str]] = {}
         self.replaced = False  # whether an output was not the model's own
         self.cache_writes = False  # whether this forward was given a cache of fixed size
         self.running: torch.nn.Module | None = None  # whose forward pass this is
@@ -248,33 +257,35 @@ class _Door:
             *args: Any,
             **kwargs: Any,
         ) -> Any:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_dynamo_compiling():  # cheaper; what exports a model has begun it
                 _refuse_compiled()
             original = _taken.get(name, first)
-            function = function_of(module, original)
-
-            def run() -> Any:
-                token = inside.set(True)
-                try:
-                    return function(module, query, key, value, attention_mask, *args, **kwargs)
-                finally:
-                    inside.reset(token)
-
-            if id(module) not in self.ran.paths or self not in _open:
-                return run()
+            known = self.functions.get((type(module), original)) or self.find(module, original)
+            function, kernel = known
+            path = self.ran.paths.get(id(module))
+            if path is None or self not in _open:
+                return _inside(function, module, query, key, value, attention_mask, *args, **kwargs)
             if recomputing():
                 if self.replaced:
                     raise ModelError(_AGAIN)
-                return run()
+                return _inside(function, module, query, key, value, attention_mask, *args, **kwargs)
             given = Given.of(module, kwargs)
-            note = self.noting()
-            if note is not None and not given.others and self.passing(attention_mask, key):
-                result = run()
-                note(self.noted(original, module, query, key, attention_mask, given))
-                return result
-            return self.hand(original, module, (query, key, value), attention_mask, given, run)
+            note = None if given.others or self.cache_writes else self.noting()
+            if note is not None and lasting(key, attention_mask):
+                out = _inside(function, module, query, key, value, attention_mask, *args, **kwargs)
+                self.pass_on(note, kernel, path, query, key, attention_mask, given)
+                return out
+            tensors = (query, key, value)
+            run = partial(_inside, function, module, *tensors, attention_mask, *args, **kwargs)
+            return self.hand(kernel, path, tensors, attention_mask, given, run)
 
         return attend
+
+    def find(self, module: torch.nn.Module, original: str) -> tuple[Callable[..., Any], str]:
+        """The function that a module of this kind asks for, and the model's own under it."""
+        found = function_of(module, original), _own(original)
+        self.functions[type(module), original] = found
+        return found
 
     def masking(self, name: str, first: str) -> Callable[..., Any]:
         """The mask function under a name of ours."""
@@ -300,6 +311,7 @@ class _Door:
     def enter_model(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         # generate() may set another implementation on the way, and calls encoders alone
         self.claim()
+        self.functions.clear()
         self.look_for_cache((*args, *kwargs.values()))
 
     def look_for_cache(self, given: Iterable[Any]) -> None:
@@ -308,60 +320,48 @@ class _Door:
             if isinstance(one, Cache) and one.is_compileable:
                 self.cache_writes = True
 
-    def passing(self, mask: Any, key: Tensor) -> bool:
-        """Whether queries and keys outlast the call, so that nothing else is needed at once."""
-        if self.cache_writes or not (mask is None or isinstance(mask, Tensor)):
-            return False
-        return key.is_inference() or key._version == 0
-
-    def noted(
+    def pass_on(
         self,
-        original: str,
-        module: torch.nn.Module,
+        note: Note,
+        kernel: str,
+        path: str,
         query: Tensor,
         key: Tensor,
         mask: Tensor | None,
         given: Given,
-    ) -> Noted:
-        """A call of which queries and keys are held, and the rule of its mask, or else the mask."""
-        path = self.ran.paths[id(module)]
+    ) -> None:
+        """Note a call with its queries and keys and the rule of its mask, or else the mask."""
         crossing = self.ran.calls(path)
-        rule = self.rules.of(mask, query, key)
         query, key = autocast(query, key)
-        kernel = _own(original)
-        told = mask is not None and rule is not None and rule.known
-        hidden = rule if told else mask
-
-        def make(q: Tensor, k: Tensor) -> Call:
-            return call_of(path, kernel, (q, k, None), hidden, rule, crossing, given)
-
-        return Noted(path, query, key, None if told else mask, make)
+        rule = self.rules.of(mask, query, key)
+        known = isinstance(rule, Told) and rule.known
+        make = partial(call_of, path, kernel, rule if known else mask, rule, crossing, given)
+        note(path, query, key, None if known else mask, make)
 
     def hand(
         self,
-        original: str,
-        module: torch.nn.Module,
+        kernel: str,
+        path: str,
         tensors: tuple[Tensor, Tensor, Tensor],
         mask: Any,
         given: Given,
         run: Callable[[], Any],
     ) -> Any:
-        path = self.ran.paths[id(module)]
         crossing = self.ran.calls(path)
         rule = self.rules.of(mask, *tensors[:2])
-        call = call_of(path, _own(original), tensors, mask, rule, crossing, given)
+        call = call_of(path, kernel, mask, rule, crossing, given, *tensors)
         if self.cache_writes:
             call = call.but(reused=True)
         result: Any = None
         own: Tensor | None = None
 
-        def kernel() -> Tensor:
+        def own_kernel() -> Tensor:
             nonlocal result, own
             result = run()
             own = result[0].transpose(1, 2)
             return own
 
-        out = self.handle(call, kernel)
+        out = self.handle(call, own_kernel)
         if own is not None and out is own:
             # A gradient that is asked for at `own` passes there only if the model goes through it.
             return (own.transpose(1, 2), *result[1:]) if own.requires_grad else result
@@ -377,6 +377,15 @@ class _Door:
             for module in self.model.modules()
         ):
             raise ModelError(_AGAIN)
+
+
+def _inside(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call an attention function; what it calls in its turn is part of it."""
+    token = inside.set(True)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        inside.reset(token)
 
 
 def _own(implementation: str) -> str:

@@ -50,11 +50,20 @@ def told(arguments: dict[str, Any]) -> Told:
 
 
 def skipped(arguments: dict[str, Any]) -> Told:
-    """The rule where transformers made no mask: nothing but causality, if that, hides a key."""
+    """The rule where transformers made no mask: nothing but causality, if that, hides a key.
+
+    `arguments` are `fixed`.
+    """
     if not arguments.get("allow_is_bidirectional_skip", False):
         arguments = {**arguments, "mask_function": masking_utils.causal_mask_function}
-    found = _told({**arguments, "attention_mask": None})
-    return replace(found, place=_standing({**arguments, "attention_mask": None}, plain=True))
+    return replace(_told(arguments), place=_standing(arguments, plain=True))
+
+
+def fixed(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a mask function that made none, without what may change later."""
+    places = ("q_length", "kv_length", "q_offset", "kv_offset")
+    numbers = {name: int(arguments.get(name, 0)) for name in places}
+    return {**arguments, **numbers, "attention_mask": None}
 
 
 def causally(module: torch.nn.Module, flag: bool | None) -> bool:

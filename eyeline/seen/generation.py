@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from eyeline import biases, masks
-from eyeline.calls import Call, Missing, Noted, Place, Sight, Span
+from eyeline.calls import Call, Make, Missing, Noted, Place, Sight, Span
 from eyeline.errors import EyelineError, ModelError
 from eyeline.integrations import huggingface_generate
 from eyeline.masks import Mask
-from eyeline.seen.keeping import check, hold, kept, versions
+from eyeline.seen.keeping import check, held, kept, versions
 from eyeline.seen.result import Seen
 from eyeline.seen.rows import Rows
 from eyeline.seen.standing import standing
@@ -50,6 +50,7 @@ class Steps:
         self._step = 0  # how many queries this pass has
         # what was only noted in passing, calls and the ends of passes, of one pass at most
         self._waiting: deque[Noted | tuple[Missing, ...]] = deque()
+        self._begun = False  # a pass has, after one that waits; its first call says what it is
 
     @property
     def _seen(self) -> Seen:
@@ -64,21 +65,30 @@ class Steps:
 
     def start(self) -> None:
         """A forward pass begins."""
-        self._settle()
         if (search := huggingface_generate.search()) is not None:
             raise ModelError(
                 f"watch() follows a generate that writes one text, and this one runs {search},"
                 " which reads others beside it.\nSet num_beams=1 and no assistant, prompt lookup,"
                 f" penalty_alpha or guidance_scale, or watch what came out. {_INSTEAD}"
             )
-        self._running = self._undecided = True
-        self._continuing, self._stage = False, huggingface_generate.stage()
+        stage = huggingface_generate.stage()
+        if stage is None and self._waiting and not isinstance(self._waiting[-1], Noted):
+            self._begun = True
+        else:
+            self._settle()
+            self._begin(stage)
 
-    def note(self, noted: Noted) -> None:
-        """An attention was called, which can be looked into later."""
-        hold(noted)
-        self._waiting.append(noted)
-        self._seen._unsettled = self._settle
+    def note(self, name: str, q: Tensor, k: Tensor, mask: Tensor | None, make: Make) -> None:
+        """An attention was called, which can be looked into later: see `Noted`."""
+        q, k = held(name, q, k)
+        if self._begun:
+            if q.shape[-2] == k.shape[-2] > 1:  # it looks at nothing before: not at what waits
+                self._waiting.clear()
+                self._before.clear()
+            self._settle()
+        if not self._waiting:
+            self._seen._unsettled = self._settle
+        self._waiting.append(Noted(name, q, k, mask, make))
 
     def add(self, call: Call) -> None:
         """An attention was called."""
@@ -87,7 +97,8 @@ class Steps:
 
     def end(self, missing: tuple[Missing, ...]) -> None:
         """The forward pass ended."""
-        if self._layers:  # it may be a step of what came before, or none that can be followed
+        # it saw nothing, or may be a step of what came before, or none that can be followed
+        if self._begun or self._layers:
             self._settle()
         if self._waiting:
             self._waiting.append(missing)
@@ -100,6 +111,10 @@ class Steps:
             layer.trim()
         if any(layer.grown for layer in self._layers.values()):
             self._show()
+
+    def _begin(self, stage: str | None) -> None:
+        self._running = self._undecided = True
+        self._continuing, self._stage, self._begun = False, stage, False
 
     def _settle(self) -> None:
         """Look at what was noted in passing."""
@@ -119,6 +134,8 @@ class Steps:
         finally:  # stopped on the way: whoever asks again goes on
             if self._waiting:
                 self._seen._unsettled = self._settle
+        if self._begun:
+            self._begin(None)
 
     def _add(self, call: Call) -> None:
         if not self._running:
@@ -155,9 +172,9 @@ class Steps:
             self._before.clear()
             self._seen._start()
             self._ended = False
-        held = kept(call, self._values)
-        self._before.append(held)
-        self._seen._add(held)
+        call = kept(call, self._values)
+        self._before.append(call)
+        self._seen._add(call)
 
     def _afresh(self) -> None:
         self._layers.clear()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from typing import NoReturn
 
-from eyeline.calls import Call, Noted
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from eyeline.calls import Call
 from eyeline.errors import ModelError, StaleError
 from eyeline.masks import Mask
 
@@ -20,7 +23,8 @@ def kept(call: Call, values: bool) -> Call:
     of one product, and where the model writes into it again, as into a static cache. A copy has
     the gradient of what was copied.
     """
-    _refuse_wrapped(call.name, call.q)
+    if is_functorch_wrapped_tensor(call.q):
+        _refuse_wrapped(call.name)
     q, k, v = call.q, call.k, call.v if values else None
     tensors = [q, k] if v is None else [q, k, v]
     q = _held(q, tensors, False)
@@ -29,11 +33,14 @@ def kept(call: Call, values: bool) -> Call:
     return call.but(q=q, k=k, v=v)
 
 
-def hold(noted: Noted) -> None:
-    """The same for a call that was noted, whose queries and keys are all that is kept."""
-    _refuse_wrapped(noted.name, noted.q)
-    tensors = [noted.q, noted.k]
-    noted.keep(_held(noted.q, tensors, False), _held(noted.k, tensors, _written(noted.k)))
+def held(name: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for a call that is noted in passing, of which no more is kept than q and k."""
+    if is_functorch_wrapped_tensor(q):
+        _refuse_wrapped(name)
+    for one in (q, k):
+        if one.untyped_storage().nbytes() > _TOO_MUCH * one.nbytes:
+            return _held(q, (q, k), False), _held(k, (q, k), False)
+    return q, k
 
 
 def versions(call: Call) -> tuple[int, ...]:
@@ -54,15 +61,14 @@ def check(call: Call, before: tuple[int, ...]) -> None:
         )
 
 
-def _refuse_wrapped(name: str, q: Tensor) -> None:
-    if torch._C._functorch.is_functorch_wrapped_tensor(q):
-        raise ModelError(
-            f"{name} runs inside of a function of torch.func, whose tensors are gone when it"
-            " returns.\nWatch the model without torch.func, or take gradients with .backward()."
-        )
+def _refuse_wrapped(name: str) -> NoReturn:
+    raise ModelError(
+        f"{name} runs inside of a function of torch.func, whose tensors are gone when it"
+        " returns.\nWatch the model without torch.func, or take gradients with .backward()."
+    )
 
 
-def _held(tensor: Tensor, all_kept: list[Tensor], written: bool) -> Tensor:
+def _held(tensor: Tensor, all_kept: Sequence[Tensor], written: bool) -> Tensor:
     return tensor.clone() if written or _holds_more(tensor, all_kept) else tensor
 
 
@@ -71,7 +77,8 @@ def _written(tensor: Tensor) -> bool:
     return not tensor.is_inference() and tensor._version > 0
 
 
-def _holds_more(tensor: Tensor, all_kept: list[Tensor]) -> bool:
+def _holds_more(tensor: Tensor, all_kept: Sequence[Tensor]) -> bool:
+    """Whether a reference keeps too much, beside all that is kept."""
     storage = tensor.untyped_storage()
     if storage.nbytes() <= _TOO_MUCH * tensor.nbytes:
         return False
