@@ -38,7 +38,7 @@ from eyeline.seen import Seen
 
 RESULTS = Path(__file__).resolve().parent / "results" / "watching.json"
 ROUNDS = 21
-ENOUGH = 5.0  # seconds of the unwatched model: short ones take more rounds
+ENOUGH = 15.0  # seconds of the unwatched model: short ones take more rounds
 SPELL = 0.1  # seconds of the unwatched model in a row
 CASES = (("minilm", 64), ("minilm", 512), ("smollm2", 64), ("smollm2", 512))
 MIB = 2**20
