@@ -44,6 +44,33 @@ def test_weights_equal_eager_attentions(family, implementation, side):
         assert close(weights, dense, rows(arguments)) < 1e-5
 
 
+def test_an_encoder_that_ran_before_belongs_to_the_text_that_it_was_read_for():
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        vocab_size=60,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        max_position_embeddings=40,
+    )
+    model = transformers.BartModel(config).eval()
+    given, ids = inputs(), torch.tensor([[1, 2, 3]] * 2)
+    names = [
+        f"decoder.layers.{at}.{kind}" for at in (0, 1) for kind in ("self_attn", "encoder_attn")
+    ]
+    for times, encoders in ((1, 2), (2, 0), (3, 0)):
+        with torch.no_grad(), watch(model) as seen:
+            states = model.encoder(**given)
+            for _ in range(times):
+                model(encoder_outputs=states, decoder_input_ids=ids)
+        assert list(seen.names[encoders:]) == names
+        assert all(name.startswith("encoder.") for name in seen.names[:encoders])
+
+
 def test_encoder_and_decoder_have_their_position_bias():
     config = transformers.T5Config(
         vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4

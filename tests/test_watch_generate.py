@@ -334,23 +334,6 @@ def test_the_decoder_is_one_text_and_the_encoder_ran_once(family, side, cache):
     assert seen.generated.tolist() == [False] + [True] * 11
 
 
-def test_an_encoder_that_ran_before_belongs_to_the_text_that_it_was_read_for():
-    torch.manual_seed(0)
-    config = transformers.BartConfig(**ENCODER_DECODER, max_position_embeddings=40)
-    model = transformers.BartModel(config).eval()
-    given, ids = inputs(), torch.tensor([[1, 2, 3]] * 2)
-    names = [
-        f"decoder.layers.{at}.{kind}" for at in (0, 1) for kind in ("self_attn", "encoder_attn")
-    ]
-    for times, encoders in ((1, 2), (2, 0), (3, 0)):
-        with torch.no_grad(), watch(model) as seen:
-            states = model.encoder(**given)
-            for _ in range(times):
-                model(encoder_outputs=states, decoder_input_ids=ids)
-        assert list(seen.names[encoders:]) == names
-        assert all(name.startswith("encoder.") for name in seen.names[:encoders])
-
-
 def test_whisper_writes_one_text():
     torch.manual_seed(0)
     model = sharpened(transformers.WhisperForConditionalGeneration(whisper_config()))

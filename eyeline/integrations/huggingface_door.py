@@ -257,7 +257,7 @@ class _Door:
             *args: Any,
             **kwargs: Any,
         ) -> Any:
-            if torch.compiler.is_dynamo_compiling():  # cheaper; what exports a model has begun it
+            if torch.compiler.is_dynamo_compiling():  # of all compilers the model itself was asked
                 _refuse_compiled()
             original = _taken.get(name, first)
             known = self.functions.get((type(module), original)) or self.find(module, original)
