@@ -23,16 +23,7 @@ from eyeline.integrations import changing
 from eyeline.integrations.changing import Change, Finish
 from eyeline.integrations.paths import modules_of, within
 
-__all__ = [
-    "Change",
-    "Finish",
-    "Handle",
-    "Note",
-    "changed",
-    "inside",
-    "intercepted",
-    "recomputing",
-]
+__all__ = ["Change", "Finish", "Handle", "Note", "changed", "inside", "intercepted", "recomputing"]
 
 Handle = Callable[[Call, Callable[[], Tensor]], Tensor]
 """What is handed each call and the model's own kernel, and gives the output."""
@@ -194,8 +185,7 @@ class _Heard:
 
     def _noted(self, path: str, q: Tensor, k: Tensor, mask: Tensor | None, make: Make) -> None:
         assert self._note is not None
-        number = self._runs[path] = self._runs.get(path, 0) + 1
-        self._note(path if number == 1 else f"{path}#{number}", q, k, mask, make)
+        self._note(self._numbered(path), q, k, mask, make)
 
     def _watched_outside(self) -> bool:
         """Whether someone watches from outside, who is told of a call where `own()` runs."""

@@ -20,7 +20,6 @@ from eyeline.integrations.huggingface_masks import Told, causally, fixed, flagge
 from eyeline.masks import Mask
 
 _OTHERS = frozenset(["position_bias", "s_aux", "sinks"])
-_NONE: Mapping[str, Any] = {}
 
 
 class Skipped:
@@ -109,15 +108,10 @@ class Given(NamedTuple):
     def of(cls, module: torch.nn.Module, kwargs: dict[str, Any]) -> Given:
         """By the keyword arguments of the function."""
         found = kwargs.get
-        flag = found("is_causal")
-        return cls(
-            found("scaling"),
-            found("softcap"),
-            found("dropout") or 0.0,
-            causally(module, None) if flag is None else flag,
-            module.training,
-            _NONE if _OTHERS.isdisjoint(kwargs) else {name: found(name) for name in _OTHERS},
-        )
+        flag = causally(module, found("is_causal"))
+        dropout = float(found("dropout") or 0.0)
+        others = {} if _OTHERS.isdisjoint(kwargs) else {n: found(n) for n in _OTHERS}
+        return cls(found("scaling"), found("softcap"), dropout, flag, module.training, others)
 
 
 def lasting(key: Tensor, mask: Any) -> bool:
@@ -168,7 +162,7 @@ def call_of(
         sinks=_settled(given.others.get("s_aux")) if eager else None,
         real=None if rule is None or crossing else rule.real,
         kernel="eyeline" if original == NAME else "own",
-        dropout=float(given.dropout) if given.training or not eager else 0.0,
+        dropout=given.dropout if given.training or not eager else 0.0,
         place=None if rule is None or crossing else rule.place,
     )
 

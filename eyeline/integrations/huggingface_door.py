@@ -262,21 +262,21 @@ class _Door:
             original = _taken.get(name, first)
             known = self.functions.get((type(module), original)) or self.find(module, original)
             function, kernel = known
+            tensors = (query, key, value)
+            run = partial(_inside, function, module, *tensors, attention_mask, *args, **kwargs)
             path = self.ran.paths.get(id(module))
             if path is None or self not in _open:
-                return _inside(function, module, query, key, value, attention_mask, *args, **kwargs)
+                return run()
             if recomputing():
                 if self.replaced:
                     raise ModelError(_AGAIN)
-                return _inside(function, module, query, key, value, attention_mask, *args, **kwargs)
+                return run()
             given = Given.of(module, kwargs)
             note = None if given.others or self.cache_writes else self.noting()
             if note is not None and lasting(key, attention_mask):
-                out = _inside(function, module, query, key, value, attention_mask, *args, **kwargs)
+                out = run()
                 self.pass_on(note, kernel, path, query, key, attention_mask, given)
                 return out
-            tensors = (query, key, value)
-            run = partial(_inside, function, module, *tensors, attention_mask, *args, **kwargs)
             return self.hand(kernel, path, tensors, attention_mask, given, run)
 
         return attend

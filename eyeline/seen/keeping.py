@@ -37,7 +37,7 @@ def held(name: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The same for a call that is noted in passing, of which no more is kept than q and k."""
     if is_functorch_wrapped_tensor(q):
         _refuse_wrapped(name)
-    for one in (q, k):
+    for one in (q, k):  # asked here too: between a model's layers each function's code comes late
         if one.untyped_storage().nbytes() > _TOO_MUCH * one.nbytes:
             return _held(q, (q, k), False), _held(k, (q, k), False)
     return q, k
