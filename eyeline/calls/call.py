@@ -110,10 +110,11 @@ Make = Callable[[Tensor, Tensor], Call]
 class Noted:
     """A call that ran in a model's own kernel, noted in passing: ``make(q, k)`` gives it later.
 
-    Held are its name, q and k and, where no rule is known for it, the mask.
+    Held are its name, q and k and, where no rule is known for it, the mask; `before` are the
+    `versions` of q, k and the mask that it ran with.
     """
 
-    __slots__ = ("_versions", "k", "make", "mask", "name", "q")
+    __slots__ = ("before", "k", "make", "mask", "name", "q")
 
     def __init__(
         self,
@@ -122,17 +123,19 @@ class Noted:
         k: Tensor,
         mask: Tensor | None,
         make: Make,
+        before: tuple[int, int, int],
     ) -> None:
         self.name, self.q, self.k, self.mask, self.make = name, q, k, mask, make
-        self._versions = _versions(q, k, mask)
+        self.before = before
 
     @property
     def fresh(self) -> bool:
         """Whether what is held was not changed in place since."""
-        return _versions(self.q, self.k, self.mask) == self._versions
+        now = versions(self.q, self.k, self.mask)
+        return now[:2] == self.before[:2] and (self.mask is None or now[2] == self.before[2])
 
 
-def _versions(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[int, int, int]:
+def versions(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[int, int, int]:
     """torch's counts of in-place changes, which inference tensors do not have."""
     return (
         0 if q.is_inference() else q._version,

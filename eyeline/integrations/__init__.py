@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cache
-from typing import ClassVar
+from functools import cache, partial
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,8 +28,24 @@ __all__ = ["Change", "Finish", "Handle", "Note", "changed", "inside", "intercept
 Handle = Callable[[Call, Callable[[], Tensor]], Tensor]
 """What is handed each call and the model's own kernel, and gives the output."""
 
-Note = Callable[[str, Tensor, Tensor, Tensor | None, Make], None]
-"""What is told of a call that the model's own kernel has computed: see `Noted`."""
+
+class Note(Protocol):
+    """What is told of calls that the model's own kernel has computed."""
+
+    def first(self, q: Tensor, k: Tensor) -> None:
+        """The first call of a forward has come; it is noted with the others."""
+
+    def note(
+        self,
+        name: str,
+        q: Tensor,
+        k: Tensor,
+        mask: Tensor | None,
+        make: Make,
+        before: tuple[int, int, int],
+    ) -> None:
+        """A call ran, and can be looked into later: see `Noted`."""
+
 
 inside: ContextVar[bool] = ContextVar("inside", default=False)
 """True while an attention function runs whose call was handed over: what it calls is part of it."""
@@ -52,7 +68,7 @@ def intercepted(
     *,
     rules: bool = False,
     note: Note | None = None,
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
     """Hand every attention call of `model` to `handle`; restore everything afterwards.
 
     ``handle(call, own) -> out [B, Hq, Tq, Dv]``: `own()` runs the model's own kernel and gives its
@@ -63,13 +79,15 @@ def intercepted(
     With `rules`, for a `handle` that runs no kernel of the model's, masks are never made as tensors
     where they can stay rules. Calls are handed over as `changing` changed them. A call that nobody
     else is told of, and that needs nothing but queries and keys, goes to `note` where that is
-    given, which costs less; such a `handle` must let the model's own kernel run.
+    given, which costs less; such a `handle` must let the model's own kernel run. It is told of such
+    calls when their forward ends, or when what this gives is called.
 
     Raises ModelError for what is no model, or a model that cannot be looked into.
     """
     _check(model)
-    with _told(model, _Heard(model, handle, start, missed, note), rules):
-        yield
+    heard = _Heard(model, handle, start, missed, note)
+    with _told(model, heard, rules, note is not None):
+        yield heard.tell
 
 
 @contextmanager
@@ -85,32 +103,36 @@ def changed(
     ``call.attention()``. `start`, `missed` and errors are those of `intercepted`.
     """
     _check(model)
-    with changing.active(model, change), _told(model, _Acting(model, start, missed), False):
+    with changing.active(model, change), _told(model, _Acting(model, start, missed)):
         yield
 
 
 @contextmanager
-def _told(model: torch.nn.Module, heard: _Heard, rules: bool) -> Iterator[None]:
+def _told(
+    model: torch.nn.Module, heard: _Heard, rules: bool = False, notes: bool = False
+) -> Iterator[None]:
     """Let everything that can see calls of `model` tell `heard` of them."""
     with ExitStack() as stack:
         stack.enter_context(heard.listening())
         modules = modules_of(model)
         kinds = {type(module) for module in modules.values()}
         inside_interface = _holds_transformers(kinds)
+        beside = not inside_interface or _calls_torch(kinds)  # torch's own door
         if inside_interface:
             from eyeline.integrations import huggingface_door
 
-            stack.enter_context(
+            heard.tell = stack.enter_context(
                 huggingface_door.intercepted(
                     modules,
                     heard.handle,
                     heard.start,
-                    lambda missing: heard.missed("interface", missing),
-                    heard.noting,
+                    partial(heard.missed, "interface"),
+                    heard if notes and not beside else None,
+                    heard.alone,
                     rules=rules,
                 )
             )
-        if not inside_interface or _calls_torch(kinds):
+        if beside:
             from eyeline.integrations import torch_door
 
             stack.enter_context(
@@ -118,7 +140,7 @@ def _told(model: torch.nn.Module, heard: _Heard, rules: bool) -> Iterator[None]:
                     modules,
                     heard.handle,
                     (lambda: None) if inside_interface else heard.start,
-                    lambda missing: heard.missed("torch", missing),
+                    partial(heard.missed, "torch"),
                 )
             )
         yield
@@ -142,11 +164,14 @@ class _Heard:
     ) -> None:
         self._model = model
         self._handle, self._start, self._missed, self._note = handle, start, missed, note
+        self.tell: Callable[[], None] = lambda: None  # of the calls that wait to be noted
         self._runs: dict[str, int] = {}
         self._told: dict[str, tuple[Missing, ...]] = {}
 
     @contextmanager
     def listening(self) -> Iterator[None]:
+        for heard in self._listening:
+            heard.tell()
         self._listening.append(self)
         try:
             yield
@@ -162,6 +187,7 @@ class _Heard:
         """What becomes of a call; one that is computed again while going backward is no new one."""
         if recomputing():
             return own()
+        self.tell()
         call = call.but(name=self._numbered(call.name))
         now, finish = changing.changed(self._model, call)
         kept: list[Tensor] = []
@@ -177,15 +203,27 @@ class _Heard:
             return out
         return finish(out)
 
-    def noting(self) -> Note | None:
-        """Where to note calls in passing; None where they are to be handed over whole."""
-        if self._note is None or len(self._listening) > 1 or changing.any_active():
-            return None
-        return self._noted
+    def alone(self) -> bool:
+        """Whether nobody else is told of calls, or changes them."""
+        return len(self._listening) == 1 and not changing.any_active()
 
-    def _noted(self, path: str, q: Tensor, k: Tensor, mask: Tensor | None, make: Make) -> None:
+    def first(self, q: Tensor, k: Tensor) -> None:
+        """As `Note` says."""
         assert self._note is not None
-        self._note(self._numbered(path), q, k, mask, make)
+        self._note.first(q, k)
+
+    def note(
+        self,
+        name: str,
+        q: Tensor,
+        k: Tensor,
+        mask: Tensor | None,
+        make: Make,
+        before: tuple[int, int, int],
+    ) -> None:
+        """As `Note` says."""
+        assert self._note is not None
+        self._note.note(self._numbered(name), q, k, mask, make, before)
 
     def _watched_outside(self) -> bool:
         """Whether someone watches from outside, who is told of a call where `own()` runs."""

@@ -187,7 +187,7 @@ def _taken(
     """(what may be seen, what is added) by the mask that the model hands over."""
     Tq, Tk = query.shape[-2], key.shape[-2]
     if mask is None:
-        return flagged(causally(module, flag), Tq, Tk), None
+        return flagged(causally(getattr(module, "is_causal", True), flag), Tq, Tk), None
     mask = mask[..., :Tk]
     if isinstance(mask, RuleMask):
         return mask.visible, None

@@ -19,7 +19,7 @@ from eyeline.integrations.huggingface_attention import NAME, RuleMask
 from eyeline.integrations.huggingface_masks import Told, causally, fixed, flagged, skipped, told
 from eyeline.masks import Mask
 
-_OTHERS = frozenset(["position_bias", "s_aux", "sinks"])
+OTHERS = frozenset(["position_bias", "s_aux", "sinks"])
 
 
 class Skipped:
@@ -53,7 +53,7 @@ class Rules:
     """The rules that masks of one forward were made from, by the mask tensor."""
 
     def __init__(self) -> None:
-        self.skipped = Skipped()
+        self.skipped: Skipped | None = None
         self._rules: Any = WeakIdKeyDictionary()
         self._strided: list[tuple[Tensor, Told]] = []  # generate() may lay them out anew
 
@@ -63,10 +63,12 @@ class Rules:
             if not mask.is_contiguous():
                 self._strided.append((mask, rule))
         elif mask is None:
+            if self.skipped is None:
+                self.skipped = Skipped()
             self.skipped.note(arguments)
 
     def of(self, mask: Any, query: Tensor, key: Tensor) -> Told | Skipped | None:
-        """The rule of a call's mask; all those of this forward for a call without."""
+        """The rule of a call's mask; all those of this forward for a call without a mask."""
         if mask is None:
             return self.skipped
         rule = self._known(mask) if isinstance(mask, Tensor) else None
@@ -76,7 +78,7 @@ class Rules:
 
     def clear(self) -> None:
         """Forget what holds for one forward pass only; calls of it may be asked about yet."""
-        self.skipped = Skipped()
+        self.skipped = None
         self._strided.clear()
 
     def _known(self, mask: Tensor) -> Told | None:
@@ -94,31 +96,33 @@ class Rules:
 class Given(NamedTuple):
     """What an attention function was given beside its tensors, and what it asks of its module.
 
-    `others` are tensors too: a bias, sinks.
+    `own` is the module's word on what `is_causal` leaves open; `others` are tensors too: a bias,
+    sinks.
     """
 
     scale: float | None
     softcap: float | None
-    dropout: float
-    causally: bool
+    dropout: float | None
+    is_causal: bool | None
+    own: bool
     training: bool
     others: Mapping[str, Any]
 
     @classmethod
-    def of(cls, module: torch.nn.Module, kwargs: dict[str, Any]) -> Given:
+    def of(cls, module: torch.nn.Module, kwargs: dict[str, Any], training: bool) -> Given:
         """By the keyword arguments of the function."""
+        own = getattr(module, "is_causal", True)
         found = kwargs.get
-        flag = causally(module, found("is_causal"))
-        dropout = float(found("dropout") or 0.0)
-        others = {} if _OTHERS.isdisjoint(kwargs) else {n: found(n) for n in _OTHERS}
-        return cls(found("scaling"), found("softcap"), dropout, flag, module.training, others)
-
-
-def lasting(key: Tensor, mask: Any) -> bool:
-    """Whether what a call looks at outlasts it, and may be looked into later."""
-    if not (mask is None or isinstance(mask, Tensor)):
-        return False
-    return key.is_inference() or key._version == 0
+        others = {} if OTHERS.isdisjoint(kwargs) else {n: found(n) for n in OTHERS}
+        return cls(
+            found("scaling"),
+            found("softcap"),
+            found("dropout"),
+            found("is_causal"),
+            own,
+            training,
+            others,
+        )
 
 
 def call_of(
@@ -145,7 +149,8 @@ def call_of(
     if query.shape[0] != key.shape[0]:  # learned queries that all texts share
         query = query.expand(key.shape[0], *query.shape[1:])
     query, key, value = autocast(query, key, value)
-    visible, additive = _masked(original, name, query, key, mask, given.causally, rule)
+    by_flag = causally(given.own, given.is_causal)
+    visible, additive = _masked(original, name, query, key, mask, by_flag, rule)
     # torch's SDPA takes no softcap and no sinks: what is not used is not noted
     eager = original != "sdpa"
     return Call(
@@ -162,7 +167,7 @@ def call_of(
         sinks=_settled(given.others.get("s_aux")) if eager else None,
         real=None if rule is None or crossing else rule.real,
         kernel="eyeline" if original == NAME else "own",
-        dropout=given.dropout if given.training or not eager else 0.0,
+        dropout=float(given.dropout or 0.0) if given.training or not eager else 0.0,
         place=None if rule is None or crossing else rule.place,
     )
 

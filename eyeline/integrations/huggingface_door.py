@@ -10,25 +10,22 @@ padding); else it is the tensor that was made from it.
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import re
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling as _is_compiling
 from transformers.cache_utils import Cache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
 from eyeline.api import autocast
-from eyeline.calls import Missing
+from eyeline.calls import Missing, versions
 from eyeline.errors import ModelError
 from eyeline.integrations import (
     Handle,
@@ -39,23 +36,25 @@ from eyeline.integrations import (
     recomputing,
 )
 from eyeline.integrations.huggingface_calls import (
+    OTHERS,
     Given,
     Rules,
     call_of,
     function_of,
-    lasting,
 )
-from eyeline.integrations.huggingface_masks import Told
+from eyeline.integrations.huggingface_model import check, check_version, configs, outermost
+from eyeline.integrations.huggingface_passing import Passing
 from eyeline.integrations.huggingface_ran import Ran
 
-OLDEST = (5, 18)
 # Without "sdpa", "flash", "flex" and "eager", which transformers looks for in names.
 _names = (f"eyeline_watch_{number}" for number in itertools.count())
 _taken: dict[str, str] = {}  # each name of ours that is in use → the implementation under it
+_Function = tuple[Callable[..., Any], str]  # an attention function and what it is called
 _open: list[_Door] = []  # in any order: the one that began last need not end first
 _spent: set[str] = set()  # names of ours that nobody uses any more
 _changing = threading.RLock()  # held while names are put in place or taken back
-_COMPARES = r"_attn_implementation\s*(?:==|!=|not in|in)[^\n]*[\"']{}[\"']"
+_graph_task = torch._C._current_graph_task_id  # what `recomputing` asks, between a model's layers
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 @contextmanager
@@ -64,20 +63,22 @@ def intercepted(
     handle: Handle,
     start: Callable[[], None],
     missed: Callable[[tuple[Missing, ...]], None],
-    noting: Callable[[], Note | None] = lambda: None,
+    note: Note | None = None,
+    alone: Callable[[], bool] = lambda: True,
     *,
     rules: bool = False,
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
     """`eyeline.integrations.intercepted` for calls that go through transformers' interface.
 
-    `modules` are all modules of the model by their paths.
+    `modules` are all modules of the model by their paths. Calls go to `note` only while nobody
+    else is told of them, which `alone()` says.
     """
-    _check_version()
-    door = _Door(modules, handle, start, missed, noting, rules)
+    check_version()
+    door = _Door(modules, handle, start, missed, note, alone, rules)
     try:
         door.open()
-        yield
-        door.end()
+        yield door.passing.tell
+        door.missed(door.ran.missing())
     finally:
         door.close()
 
@@ -91,26 +92,31 @@ class _Door:
         handle: Handle,
         start: Callable[[], None],
         missed: Callable[[tuple[Missing, ...]], None],
-        noting: Callable[[], Note | None],
+        note: Note | None,
+        alone: Callable[[], bool],
         only_rules: bool,
     ) -> None:
         self.model = modules[""]
-        self.handle, self.start, self.missed, self.noting = handle, start, missed, noting
+        self.handle, self.start, self.missed = handle, start, missed
         self.only_rules = only_rules
+        self.notes, self.alone = note is not None, alone
         self.ran = Ran(modules)
         self.submodels = {n: m for n, m in modules.items() if isinstance(m, PreTrainedModel)}
         # whose code calls no attention function by its name; there is no public way to ask
         self.closed = {
             id(m.config) for m in self.submodels.values() if not m._can_set_attn_implementation()
         }
-        _check(self.submodels, self.closed)
-        self.configs = _configs(modules, self.closed)
+        check(self.submodels, self.closed)
+        self.outermost = outermost(self.submodels)
+        self.configs = configs(modules, self.closed)
+        self.settings = [vars(config) for config in self.configs]  # a config answers slowly
         self.before: list[str] = []
         self.names: set[str] = set()  # ours, each over an implementation that the model had
         self.hooks: list[Any] = []
         self.rules = Rules()
-        # by the kind of a module and the name of an implementation, for one forward of a model
-        self.functions: dict[tuple[type, str], tuple[Callable[..., Any], str]] = {}
+        self.passing = Passing(self.ran, self.rules, note)
+        # by a name of ours and the kind of a module, for one forward of a model
+        self.functions: dict[str, dict[type, _Function]] = {}
         self.replaced = False  # whether an output was not the model's own
         self.cache_writes = False  # whether this forward was given a cache of fixed size
         self.running: torch.nn.Module | None = None  # whose forward pass this is
@@ -120,25 +126,19 @@ class _Door:
             self.before = [config._attn_implementation for config in self.configs]
             _open.append(self)
             self.claim()
+        beginning = {id(m): m for m in (self.model, *self.outermost)}.values()
+        models = {id(m): m for m in (*beginning, *self.submodels.values())}.values()
         self.hooks = [
-            self.model.register_forward_pre_hook(self.begin),
+            *(m.register_forward_pre_hook(self.enter_model, with_kwargs=True) for m in models),
             *(m.register_forward_pre_hook(self.enter, with_kwargs=True) for m in self.ran.unsure),
-            *(m.register_forward_hook(self.returned) for m in self.outermost()),
-            *(m.register_forward_pre_hook(self.begin_part) for m in self.parts()),
-            *(m.register_forward_hook(self.finish) for m in (self.model, *self.parts())),
-            *(
-                m.register_forward_hook(self.leave, always_call=True)
-                for m in (self.model, *self.parts())
-            ),
-            *(
-                m.register_forward_pre_hook(self.enter_model, with_kwargs=True)
-                for m in self.submodels.values()
-            ),
+            *(m.register_forward_hook(self.returned) for m in beginning),
+            *(m.register_forward_hook(self.leave, always_call=True) for m in beginning),
         ]
 
     def close(self) -> None:
         for hook in self.hooks:
             hook.remove()
+        self.passing.on = False
         with _changing:
             if self in _open:
                 _open.remove(self)
@@ -192,51 +192,43 @@ class _Door:
         """A copy of the model would keep our hooks, and a name that is no longer there."""
         raise ModelError(_COPIED)
 
-    def begin(self, module: torch.nn.Module, args: Any) -> None:
+    def begin(self, module: torch.nn.Module) -> None:
         if torch.compiler.is_compiling():
             _refuse_compiled()
         if recomputing():
             return
+        self.passing.tell()
         self.running = module
         self.ran.clear()
         self.cache_writes = False
         self.start()
 
-    def begin_part(self, module: torch.nn.Module, args: Any) -> None:
-        """A part that writes by itself makes a text of its own; else it is part of the whole."""
-        writes = self.running is None and huggingface_generate.writing()
-        if writes or self.running is module:
-            self.begin(module, args)
+    def begins(self, module: torch.nn.Module) -> bool:
+        """Whether a forward of the whole begins: of the model that is looked into.
 
-    def parts(self) -> list[PreTrainedModel]:
-        """What can `generate` by itself, though it is not the model that is looked into."""
-        return [m for m in self.outermost() if m is not self.model]
-
-    def outermost(self) -> list[PreTrainedModel]:
-        """The models of transformers that stand in no other one."""
-        found: dict[str, PreTrainedModel] = {}
-        for name, submodel in self.submodels.items():
-            if not any(not above or name.startswith(f"{above}.") for above in found):
-                found[name] = submodel
-        return list(found.values())
+        A part that writes by itself makes a text of its own; else it is part of the whole.
+        """
+        if module is self.model or module is self.running:
+            return True
+        part = module in self.outermost and self.running is None
+        return part and any(huggingface_generate.generating())
 
     def returned(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not recomputing():
+        if recomputing():
+            return
+        self.passing.tell()
+        if module in self.outermost:
             self.ran.returned(output)
-
-    def finish(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if module is self.running and not recomputing():
+        if module is self.running:
             self.running = None
             self.rules.clear()
-            self.end()
+            self.missed(self.ran.missing())
 
     def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Also where a forward raised: the next one is not part of it."""
         if module is self.running and not recomputing():
+            self.passing.tell()
             self.running = None
-
-    def end(self) -> None:
-        self.missed(self.ran.missing())
 
     def register(self, name: str, first: str) -> None:
         """Make a name of ours known; `first` is the implementation that it is put over."""
@@ -247,6 +239,8 @@ class _Door:
 
     def attending(self, name: str, first: str) -> Callable[..., Any]:
         """The attention function under a name of ours."""
+        functions = self.functions[name] = {}
+        passing = self.passing
 
         def attend(
             module: torch.nn.Module,
@@ -257,41 +251,57 @@ class _Door:
             *args: Any,
             **kwargs: Any,
         ) -> Any:
-            if torch.compiler.is_dynamo_compiling():  # of all compilers the model itself was asked
+            if _is_compiling():  # of all compilers the model itself was asked
                 _refuse_compiled()
-            original = _taken.get(name, first)
-            known = self.functions.get((type(module), original)) or self.find(module, original)
-            function, kernel = known
+            function, kernel = functions.get(type(module)) or self.find(module, name, first)
+            if (
+                (passing.on or self.may_pass())
+                and OTHERS.isdisjoint(kwargs)
+                and (attention_mask is None or isinstance(attention_mask, Tensor))
+                and (before := versions(query, key, attention_mask))[1] == 0
+                and _graph_task() == -1
+            ):
+                out = function(module, query, key, value, attention_mask, *args, **kwargs)
+                if _any_autocast():
+                    query, key = autocast(query, key)
+                    before = versions(query, key, attention_mask)
+                tensors = query, key, attention_mask
+                call = kernel, module, module.training, *tensors, kwargs, before
+                if passing.on:
+                    passing.calls.append(call)
+                else:
+                    passing.begin(call)
+                return out
+            path = self.ran.paths.get(id(module))
             tensors = (query, key, value)
             run = partial(_inside, function, module, *tensors, attention_mask, *args, **kwargs)
-            path = self.ran.paths.get(id(module))
             if path is None or self not in _open:
                 return run()
             if recomputing():
                 if self.replaced:
                     raise ModelError(_AGAIN)
                 return run()
-            given = Given.of(module, kwargs)
-            note = None if given.others or self.cache_writes else self.noting()
-            if note is not None and lasting(key, attention_mask):
-                out = run()
-                self.pass_on(note, kernel, path, query, key, attention_mask, given)
-                return out
+            given = Given.of(module, kwargs, module.training)
             return self.hand(kernel, path, tensors, attention_mask, given, run)
 
         return attend
 
-    def find(self, module: torch.nn.Module, original: str) -> tuple[Callable[..., Any], str]:
+    def may_pass(self) -> bool:
+        """Whether calls of this forward may be noted in passing."""
+        return self.notes and not self.cache_writes and self in _open and self.alone()
+
+    def find(self, module: torch.nn.Module, name: str, first: str) -> _Function:
         """The function that a module of this kind asks for, and the model's own under it."""
-        found = function_of(module, original), _own(original)
-        self.functions[type(module), original] = found
+        original = _taken.get(name, first)
+        function = function_of(module, original)
+        found = self.functions[name][type(module)] = function, _own(original)
         return found
 
     def masking(self, name: str, first: str) -> Callable[..., Any]:
         """The mask function under a name of ours."""
 
         def make_mask(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if _is_compiling():
                 _refuse_compiled()
             if self.only_rules and not args:
                 return huggingface_attention.make_mask(**kwargs)
@@ -309,9 +319,14 @@ class _Door:
         self.look_for_cache(kwargs.values())
 
     def enter_model(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if self.begins(module):
+            self.begin(module)
         # generate() may set another implementation on the way, and calls encoders alone
-        self.claim()
-        self.functions.clear()
+        for settings in self.settings:
+            if settings.get("_attn_implementation_internal") not in self.names:
+                self.claim()
+        for functions in self.functions.values():
+            functions.clear()
         self.look_for_cache((*args, *kwargs.values()))
 
     def look_for_cache(self, given: Iterable[Any]) -> None:
@@ -319,24 +334,7 @@ class _Door:
         for one in given:
             if isinstance(one, Cache) and one.is_compileable:
                 self.cache_writes = True
-
-    def pass_on(
-        self,
-        note: Note,
-        kernel: str,
-        path: str,
-        query: Tensor,
-        key: Tensor,
-        mask: Tensor | None,
-        given: Given,
-    ) -> None:
-        """Note a call with its queries and keys and the rule of its mask, or else the mask."""
-        crossing = self.ran.calls(path)
-        query, key = autocast(query, key)
-        rule = self.rules.of(mask, query, key)
-        known = isinstance(rule, Told) and rule.known
-        make = partial(call_of, path, kernel, rule if known else mask, rule, crossing, given)
-        note(path, query, key, None if known else mask, make)
+                self.passing.on = False
 
     def hand(
         self,
@@ -421,71 +419,3 @@ def _refuse() -> None:
 
 # the compiler leaves what it compiles here and calls this, at run time
 _refuse_compiled: Callable[[], None] = torch.compiler.disable(_refuse, reason=_COMPILED)
-
-
-def _configs(modules: Mapping[str, torch.nn.Module], closed: set[int]) -> list[Any]:
-    """Every configuration in the model that names an attention implementation, each once."""
-    found: dict[int, Any] = {}
-    # asked of classes first, since a module that lacks an attribute takes long to say so
-    kinds = {kind for kind in set(map(type, modules.values())) if hasattr(kind, "config")}
-    waiting = [
-        getattr(module, "config", None)
-        for module in modules.values()
-        if "config" in vars(module) or type(module) in kinds
-    ]
-    while waiting:
-        config = waiting.pop()
-        if not isinstance(config, transformers.PreTrainedConfig) or id(config) in found:
-            continue
-        found[id(config)] = config
-        waiting += [getattr(config, name, None) for name in config.sub_configs]
-    return [
-        config
-        for key, config in found.items()
-        if key not in closed and config._attn_implementation is not None
-    ]
-
-
-def _check_version() -> None:
-    version = transformers.__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise ModelError(
-            f"watch() needs transformers {oldest} or newer, and this is {version}: older ones"
-            f' bypass their attention interface.\nRun: pip install "transformers>={oldest}"'
-        )
-
-
-def _check(submodels: dict[str, PreTrainedModel], closed: set[int]) -> None:
-    for submodel in submodels.values():
-        implementation = submodel.config._attn_implementation
-        if id(submodel.config) in closed or implementation is None:
-            continue
-        if re.search(r"flash|flex|paged|/", implementation):
-            raise ModelError(
-                f"watch() looks into eager and SDPA attention, and {type(submodel).__name__} is"
-                f' set to {implementation!r}.\nCall model.set_attn_implementation("sdpa") first.'
-            )
-        if _depends_on_name(submodel, implementation):
-            raise ModelError(
-                f"watch() cannot look into {type(submodel).__name__} without changing it: its code"
-                f" takes another path where the implementation is called {implementation!r}."
-            )
-
-
-def _depends_on_name(submodel: PreTrainedModel, implementation: str) -> bool:
-    """Whether the model's own code asks for the name that it loses while it is watched."""
-    asks, reorders = _asks(type(submodel).__module__, implementation)
-    if reorders:  # GPT-2 asks in order to reorder and upcast
-        return implementation == "eager" and any(
-            getattr(module, "reorder_and_upcast_attn", False) for module in submodel.modules()
-        )
-    return asks
-
-
-@cache
-def _asks(module: str, implementation: str) -> tuple[bool, bool]:
-    """Whether the source of a module compares with this name, and whether it may reorder."""
-    source = inspect.getsource(sys.modules[module])
-    lines = re.findall(_COMPARES.format(re.escape(implementation)), source)
-    return bool(lines), "reorder_and_upcast_attn" in source

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from types import FrameType
+from typing import NamedTuple
 
 # More than one text, or tokens that are taken back: no step continues the one before.
 _SEARCHES = {
@@ -15,31 +16,35 @@ _SEARCHES = {
     "_dola_decoding": "DoLa decoding",
     "get_unconditional_logits": "classifier-free guidance",
 }
+_PROMPT, _WRITING = "_prefill", "_sample"
+_KNOWN = {*_SEARCHES, _PROMPT, _WRITING}
 
 
-def search() -> str | None:
-    """The way of decoding that is running, if it is one that tries several continuations."""
-    return next((_SEARCHES[name] for name in _running() if name in _SEARCHES), None)
+class Generating(NamedTuple):
+    """What a `generate` does; both None where none is running.
+
+    `search` is the way of decoding, if it is one that tries several continuations; `stage` is
+    "prompt" while a prompt is read, "writing" after it.
+    """
+
+    search: str | None
+    stage: str | None
 
 
-def stage() -> str | None:
-    """ "prompt" while a `generate` reads its prompt, "writing" after it; None outside of one."""
-    names = set(_running())
-    if "_prefill" in names:
-        return "prompt"
-    return "writing" if "_sample" in names else None
-
-
-def writing() -> bool:
-    """Whether a `generate` is running, of one text or of several."""
-    return stage() is not None or search() is not None
-
-
-def _running() -> Iterator[str]:
-    """Names of the functions of a `generate` that are running, the innermost first."""
-    frame = sys._getframe(1)
+def generating() -> Generating:
+    """By the functions that are running."""
+    names: list[str] = []  # the innermost first
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if "generat" in module:
-            yield frame.f_code.co_name
-        frame = frame.f_back  # type: ignore[assignment]
+        name = frame.f_code.co_name
+        if name in _KNOWN and "generat" in frame.f_globals.get("__name__", ""):
+            names.append(name)
+        frame = frame.f_back
+    if not names:
+        return _NOTHING
+    search = next((_SEARCHES[name] for name in names if name in _SEARCHES), None)
+    stage = "prompt" if _PROMPT in names else "writing" if _WRITING in names else None
+    return Generating(search, stage)
+
+
+_NOTHING = Generating(None, None)

@@ -66,9 +66,9 @@ def fixed(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, **numbers, "attention_mask": None}
 
 
-def causally(module: torch.nn.Module, flag: bool | None) -> bool:
+def causally(own: bool, flag: bool | None) -> bool:
     """Whether torch's SDPA is to be causal without a mask: by a flag, or else the module's own."""
-    return bool(getattr(module, "is_causal", True) if flag is None else flag)
+    return bool(own if flag is None else flag)
 
 
 def flagged(causally: bool, Tq: int, Tk: int) -> Mask | None:

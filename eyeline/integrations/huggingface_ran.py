@@ -122,6 +122,8 @@ class Ran:
 
     def returned(self, output: Any) -> None:
         """Note the dense attentions that a model returned, each by the module it belongs to."""
+        if self.kinds.keys() <= self.called:
+            return
         own = [path for path, cross in self.kinds.items() if not cross]
         across = [path for path, cross in self.kinds.items() if cross]
         encoder, decoder = (

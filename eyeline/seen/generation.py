@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ from torch import Tensor
 
 from eyeline import biases, masks
 from eyeline.calls import Call, Make, Missing, Noted, Place, Sight, Span
+from eyeline.calls.holding import refuse_wrapped
 from eyeline.errors import EyelineError, ModelError
 from eyeline.integrations import huggingface_generate
 from eyeline.masks import Mask
-from eyeline.seen.keeping import check, held, kept, versions
+from eyeline.seen.keeping import check, kept, versions
 from eyeline.seen.result import Seen
 from eyeline.seen.rows import Rows
 from eyeline.seen.standing import standing
@@ -50,6 +51,7 @@ class Steps:
         self._step = 0  # how many queries this pass has
         # what was only noted in passing, calls and the ends of passes, of one pass at most
         self._waiting: deque[Noted | tuple[Missing, ...]] = deque()
+        self.bring: Callable[[], None] = _nothing  # what was not told yet
         self._begun = False  # a pass has, after one that waits; its first call says what it is
 
     @property
@@ -65,30 +67,41 @@ class Steps:
 
     def start(self) -> None:
         """A forward pass begins."""
-        if (search := huggingface_generate.search()) is not None:
+        search, stage = huggingface_generate.generating()
+        if search is not None:
             raise ModelError(
                 f"watch() follows a generate that writes one text, and this one runs {search},"
                 " which reads others beside it.\nSet num_beams=1 and no assistant, prompt lookup,"
                 f" penalty_alpha or guidance_scale, or watch what came out. {_INSTEAD}"
             )
-        stage = huggingface_generate.stage()
         if stage is None and self._waiting and not isinstance(self._waiting[-1], Noted):
             self._begun = True
         else:
             self._settle()
             self._begin(stage)
 
-    def note(self, name: str, q: Tensor, k: Tensor, mask: Tensor | None, make: Make) -> None:
-        """An attention was called, which can be looked into later: see `Noted`."""
-        q, k = held(name, q, k)
-        if self._begun:
-            if q.shape[-2] == k.shape[-2] > 1:  # it looks at nothing before: not at what waits
-                self._waiting.clear()
-                self._before.clear()
+    def first(self, q: Tensor, k: Tensor) -> None:
+        """The first of the calls that are noted from now on has come."""
+        if self._begun and q.shape[-2] == k.shape[-2] > 1:  # it looks at nothing before
+            self._waiting.clear()
+            self._before.clear()
+            self._begin(None)
+        elif self._begun:
             self._settle()
-        if not self._waiting:
-            self._seen._unsettled = self._settle
-        self._waiting.append(Noted(name, q, k, mask, make))
+        self._seen._unsettled = self._settle
+
+    def note(
+        self,
+        name: str,
+        q: Tensor,
+        k: Tensor,
+        mask: Tensor | None,
+        make: Make,
+        before: tuple[int, int, int],
+    ) -> None:
+        """An attention was called, which can be looked into later: see `Noted`."""
+        refuse_wrapped(name, q)
+        self._waiting.append(Noted(name, q, k, mask, make, before))
 
     def add(self, call: Call) -> None:
         """An attention was called."""
@@ -112,6 +125,11 @@ class Steps:
         if any(layer.grown for layer in self._layers.values()):
             self._show()
 
+    def release(self) -> None:
+        """Nothing more will be told; the model is held no longer."""
+        self.bring()
+        self.bring = _nothing
+
     def _begin(self, stage: str | None) -> None:
         self._running = self._undecided = True
         self._continuing, self._stage, self._begun = False, stage, False
@@ -120,6 +138,7 @@ class Steps:
         """Look at what was noted in passing."""
         self._seen._unsettled = None  # what follows asks the run as well
         try:
+            self.bring()
             while self._waiting:
                 one = self._waiting[0]
                 if isinstance(one, Noted):
@@ -232,6 +251,10 @@ class Steps:
     def _show(self) -> None:
         sights: dict[Any, Sight] = {}
         self._seen._replace([layer.merged(sights) for layer in self._layers.values()])
+
+
+def _nothing() -> None:
+    """There is nothing to bring."""
 
 
 class _Layer:

@@ -79,10 +79,16 @@ def _watching(model: torch.nn.Module, values: bool, kernel: str) -> Iterator[See
         return out
 
     replaced = kernel != "own"
-    note = None if replaced or values else steps.note
-    with integrations.intercepted(model, handle, steps.start, steps.end, rules=replaced, note=note):
-        yield seen
-        steps.close()
+    note = None if replaced or values else steps
+    with integrations.intercepted(
+        model, handle, steps.start, steps.end, rules=replaced, note=note
+    ) as bring:
+        steps.bring = bring
+        try:
+            yield seen
+            steps.close()
+        finally:
+            steps.release()
     if not steps.any and all(one.dense is None for one in seen.missing):
         raise ModelError(_nothing(seen))
 
