@@ -86,7 +86,7 @@ def intercepted(
     """
     _check(model)
     heard = _Heard(model, handle, start, missed, note)
-    with _told(model, heard, rules, note is not None):
+    with _told(model, heard, rules):
         yield heard.tell
 
 
@@ -108,9 +108,7 @@ def changed(
 
 
 @contextmanager
-def _told(
-    model: torch.nn.Module, heard: _Heard, rules: bool = False, notes: bool = False
-) -> Iterator[None]:
+def _told(model: torch.nn.Module, heard: _Heard, rules: bool = False) -> Iterator[None]:
     """Let everything that can see calls of `model` tell `heard` of them."""
     with ExitStack() as stack:
         stack.enter_context(heard.listening())
@@ -127,7 +125,7 @@ def _told(
                     heard.handle,
                     heard.start,
                     partial(heard.missed, "interface"),
-                    heard if notes and not beside else None,
+                    heard if heard.notes and not beside else None,
                     heard.alone,
                     rules=rules,
                 )
@@ -164,6 +162,7 @@ class _Heard:
     ) -> None:
         self._model = model
         self._handle, self._start, self._missed, self._note = handle, start, missed, note
+        self.notes = note is not None
         self.tell: Callable[[], None] = lambda: None  # of the calls that wait to be noted
         self._runs: dict[str, int] = {}
         self._told: dict[str, tuple[Missing, ...]] = {}
