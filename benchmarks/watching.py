@@ -142,6 +142,8 @@ def measure(name: str, length: int) -> dict[str, Any]:
         assert torch.equal(looked, model(**inputs)[0])
         storages, tensors = kept(seen)
         del seen, looked
+        gc.collect()
+        gc.freeze()  # what stands by now need not be looked through before each run
         costs: dict[str, list[Cost]] = {key: [] for key in runs}
         shuffled = random.Random(1)
         rounds = max(ROUNDS, math.ceil(ENOUGH / (times * seconds)))
