@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eyeline.calls.call import Call, Make, Missing, Noted, versions
+from eyeline.calls.call import Call, Missing, Noted, versions
 from eyeline.calls.place import Place, Sight, Span
 
-__all__ = ["Call", "Make", "Missing", "Noted", "Place", "Sight", "Span", "versions"]
+__all__ = ["Call", "Missing", "Noted", "Place", "Sight", "Span", "versions"]

@@ -16,10 +16,7 @@ _WHOLE = 0.9  # a storage of which so much is kept anyway is kept as it is
 def keeps_more(q: Tensor, k: Tensor) -> bool:
     """Whether references to the queries and keys of a call keep more than twice their bytes."""
     try:
-        return (
-            q.untyped_storage().nbytes() > _TOO_MUCH * q.nbytes
-            or k.untyped_storage().nbytes() > _TOO_MUCH * k.nbytes
-        )
+        return _in_larger(q) or _in_larger(k)
     except NotImplementedError:  # one has no storage
         return False
 
@@ -49,8 +46,13 @@ def refuse_wrapped(name: str, q: Tensor) -> None:
 
 def _holds_more(tensor: Tensor, all_kept: Sequence[Tensor]) -> bool:
     """Whether a reference keeps too much, beside all that is kept."""
-    storage = tensor.untyped_storage()
-    if storage.nbytes() <= _TOO_MUCH * tensor.nbytes:
+    if not _in_larger(tensor):
         return False
+    storage = tensor.untyped_storage()
     shared = sum(t.nbytes for t in all_kept if t.untyped_storage().data_ptr() == storage.data_ptr())
     return shared < _WHOLE * storage.nbytes()
+
+
+def _in_larger(tensor: Tensor) -> bool:
+    """Whether the storage of a tensor is more than twice what is looked at of it."""
+    return tensor.untyped_storage().nbytes() > _TOO_MUCH * tensor.nbytes

@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from eyeline.calls import Call, Make, Missing
+from eyeline.calls import Call, Missing, Noted
 from eyeline.errors import ModelError
 from eyeline.integrations import changing
 from eyeline.integrations.changing import Change, Finish
@@ -35,16 +35,8 @@ class Note(Protocol):
     def first(self, q: Tensor, k: Tensor) -> None:
         """The first call of a forward has come; it is noted with the others."""
 
-    def note(
-        self,
-        name: str,
-        q: Tensor,
-        k: Tensor,
-        mask: Tensor | None,
-        make: Make,
-        before: tuple[int, int, int],
-    ) -> None:
-        """A call ran, and can be looked into later: see `Noted`."""
+    def note(self, call: Noted) -> None:
+        """A call ran, and can be looked into later."""
 
 
 inside: ContextVar[bool] = ContextVar("inside", default=False)
@@ -211,18 +203,11 @@ class _Heard:
         assert self._note is not None
         self._note.first(q, k)
 
-    def note(
-        self,
-        name: str,
-        q: Tensor,
-        k: Tensor,
-        mask: Tensor | None,
-        make: Make,
-        before: tuple[int, int, int],
-    ) -> None:
+    def note(self, call: Noted) -> None:
         """As `Note` says."""
         assert self._note is not None
-        self._note.note(self._numbered(name), q, k, mask, make, before)
+        call.name = self._numbered(call.name)
+        self._note.note(call)
 
     def _watched_outside(self) -> bool:
         """Whether someone watches from outside, who is told of a call where `own()` runs."""

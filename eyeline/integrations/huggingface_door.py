@@ -325,6 +325,7 @@ class _Door:
         for settings in self.settings:
             if settings.get("_attn_implementation_internal") not in self.names:
                 self.claim()
+                break
         for functions in self.functions.values():
             functions.clear()
         self.look_for_cache((*args, *kwargs.values()))

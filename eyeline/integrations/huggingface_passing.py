@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyeline.calls import versions
+from eyeline.calls import Noted, versions
 from eyeline.calls.holding import held, keeps_more
 from eyeline.integrations import Note
 from eyeline.integrations.huggingface_calls import Given, Rules, call_of
@@ -69,4 +69,4 @@ class Passing:
             shown = rule if known else mask
             make = partial(call_of, path, kernel, shown, rule, self._ran.calls(path), given)
             assert self._note is not None
-            self._note.note(path, query, key, None if known else mask, make, before)
+            self._note.note(Noted(path, query, key, None if known else mask, make, before))

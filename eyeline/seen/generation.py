@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eyeline import biases, masks
-from eyeline.calls import Call, Make, Missing, Noted, Place, Sight, Span
+from eyeline.calls import Call, Missing, Noted, Place, Sight, Span
 from eyeline.calls.holding import refuse_wrapped
 from eyeline.errors import EyelineError, ModelError
 from eyeline.integrations import huggingface_generate
@@ -90,18 +90,10 @@ class Steps:
             self._settle()
         self._seen._unsettled = self._settle
 
-    def note(
-        self,
-        name: str,
-        q: Tensor,
-        k: Tensor,
-        mask: Tensor | None,
-        make: Make,
-        before: tuple[int, int, int],
-    ) -> None:
-        """An attention was called, which can be looked into later: see `Noted`."""
-        refuse_wrapped(name, q)
-        self._waiting.append(Noted(name, q, k, mask, make, before))
+    def note(self, call: Noted) -> None:
+        """An attention was called, which can be looked into later."""
+        refuse_wrapped(call.name, call.q)
+        self._waiting.append(call)
 
     def add(self, call: Call) -> None:
         """An attention was called."""
